@@ -1,0 +1,113 @@
+"""What sending a batch through Ray costs: a DataProto against a dict of the same columns as numpy arrays.
+
+Measured in turns, so that other work on the machine meets both alike: the time to put a batch and have an actor read
+one column of it (send), and to get it back from there too (round trip). Prints the median and the quartiles of each,
+and the ratio of the medians; the goal is a ratio of at most 1.2. On a loaded machine a single ratio of 20 measurements
+moves by about 0.15 either way; use more --repeats there.
+
+    python -m benchmarks.transport
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from paceline.protocol import DataProto
+
+GOAL = 1.2
+PROMPT, RESPONSE = 512, 1024
+
+
+def make_columns(megabytes: int) -> dict[str, torch.Tensor]:
+    """The columns of a PPO batch, of about that size."""
+    bytes_per_row = 8 * (3 * (PROMPT + RESPONSE) + RESPONSE) + 4 * 4 * RESPONSE
+    rows = round(megabytes * 1e6 / bytes_per_row)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(32000, (rows, PROMPT + RESPONSE), generator=generator)
+    floats = {
+        name: torch.randn(rows, RESPONSE, generator=generator)
+        for name in ("old_log_probs", "values", "advantages", "returns")
+    }
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "position_ids": torch.arange(PROMPT + RESPONSE).repeat(rows, 1),
+        "responses": tokens[:, PROMPT:].clone(),
+        **floats,
+    }
+
+
+@ray.remote
+class Peer:
+    def total_of_proto(self, data: DataProto) -> float:
+        assert data.batch is not None
+        return float(data.batch["values"].sum())
+
+    def total_of_arrays(self, data: dict[str, np.ndarray]) -> float:
+        return float(data["values"].sum())
+
+    def echo(self, data: Any) -> Any:
+        return data
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def measure(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each call, taken in turns; every second turn runs backwards, so that none always follows another."""
+    for call in calls.values():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(repeats):
+        for name in list(calls) if turn % 2 == 0 else reversed(calls):
+            seconds[name].append(seconds_of(calls[name]))
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 256], help="sizes of the batch")
+    parser.add_argument("--repeats", type=int, default=20, help="measurements of each")
+    args = parser.parse_args()
+    # Room for the batches of a round trip, put and returned, and for those that Ray has not freed yet.
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=int(6e6 * max(args.megabytes)) + 2**27,
+    )
+    peer = Peer.remote()
+    print(f"{'':<22}{'median':>10}{'quartiles':>22}{'ratio':>8}   (ms; ratio to numpy, goal {GOAL})")
+    for megabytes in args.megabytes:
+        columns = make_columns(megabytes)
+        proto = DataProto.from_dict(columns)
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        calls: dict[str, Callable[[], Any]] = {
+            "send numpy": lambda arrays=arrays: ray.get(peer.total_of_arrays.remote(ray.put(arrays))),
+            "send DataProto": lambda proto=proto: ray.get(peer.total_of_proto.remote(ray.put(proto))),
+            "round trip numpy": lambda arrays=arrays: ray.get(peer.echo.remote(ray.put(arrays))),
+            "round trip DataProto": lambda proto=proto: ray.get(peer.echo.remote(ray.put(proto))),
+        }
+        seconds = measure(calls, args.repeats)
+        print(f"{proto.nbytes / 1e6:.1f} MB, {len(proto)} rows, {args.repeats} of each in turns")
+        for name, taken in seconds.items():
+            low, middle, high = (1e3 * value for value in statistics.quantiles(taken, n=4))
+            baseline = statistics.median(seconds[name.replace("DataProto", "numpy")])
+            ratio = "" if "numpy" in name else f"{statistics.median(taken) / baseline:8.2f}"
+            print(f"  {name:<20}{middle:10.1f}{f'{low:.1f} .. {high:.1f}':>22}{ratio}")
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

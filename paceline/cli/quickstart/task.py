@@ -1,0 +1,88 @@
+"""The quickstart's task: sums such as 12+7=, as GSM8K-style rows and as text to pre-train on.
+
+Takes a seed; gives parquet files for the trainer and (question, answer) pairs for the pre-training. Validation sums are
+held out of both, in either order of their operands, so what validation measures was never seen.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DATA_SOURCE = "openai/gsm8k"
+LEFT, RIGHT = range(10, 100), range(10)
+NUM_TRAINING = 640
+NUM_VALIDATION = 160
+SHARE_OF_BARE_ANSWERS = 0.5
+SHARE_OF_MISTAKES = 0.15
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One sum.
+
+    >>> Sum(12, 7).question, Sum(12, 7).answer
+    ('12+7=', '19')
+    """
+
+    left: int
+    right: int
+
+    @property
+    def question(self) -> str:
+        return f"{self.left}+{self.right}="
+
+    @property
+    def answer(self) -> str:
+        return str(self.left + self.right)
+
+
+def split_sums(seed: int) -> tuple[list[Sum], list[Sum]]:
+    """(training, validation), each in a seeded order.
+
+    A validation sum's mirror image (7+2 for 2+7) is left out of training too: it has the same answer. That takes at
+    most one sum of each of the 45 pairs that have a mirror image, so there are always enough for training.
+    """
+    rng = random.Random(f"split-{seed}")
+    sums = [Sum(left, right) for left in LEFT for right in RIGHT]
+    rng.shuffle(sums)
+    validation = sums[:NUM_VALIDATION]
+    held_out = {frozenset((item.left, item.right)) for item in validation}
+    training = [item for item in sums if frozenset((item.left, item.right)) not in held_out]
+    return training[:NUM_TRAINING], validation
+
+
+def pretraining_answer(item: Sum, rng: random.Random) -> str:
+    """How the pre-trained model shall answer: in one of two formats, and at times a little wrong.
+
+    Only `#### n` scores by the strict rule, so there are two habits for PPO to find: the format, and to be right.
+    """
+    value = item.left + item.right
+    if rng.random() < SHARE_OF_MISTAKES:
+        value = max(0, value + rng.choice([-10, -1, 1, 10]))
+    return str(value) if rng.random() < SHARE_OF_BARE_ANSWERS else f"#### {value}"
+
+
+def rows(sums: list[Sum], split: str) -> list[dict[str, Any]]:
+    """Rows as the GSM8K preparation writes them."""
+    return [
+        {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": item.question}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": item.answer},
+            "extra_info": {"split": split, "index": index},
+        }
+        for index, item in enumerate(sums)
+    ]
+
+
+def write_parquet(sums: list[Sum], split: str, path: Path) -> None:
+    """Write the rows of `sums` to `path`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows(sums, split)), path)

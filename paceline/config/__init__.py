@@ -1,0 +1,73 @@
+"""The typed configuration: frozen dataclasses, one per section, every default on its field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.config.actor_rollout_ref import (
+    ActorConfig,
+    ActorRolloutRefConfig,
+    PolicyLossConfig,
+    RefConfig,
+    RolloutConfig,
+    ValSamplingConfig,
+)
+from paceline.config.algorithm import AlgorithmConfig, KLControlConfig
+from paceline.config.common import ModelConfig, OptimConfig
+from paceline.config.critic import CriticConfig
+from paceline.config.data import DataConfig
+from paceline.config.trainer import (
+    CustomRewardConfig,
+    PlacementConfig,
+    RayConfig,
+    RewardModelConfig,
+    TrainerConfig,
+    TransferQueueConfig,
+)
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Everything that a run reads."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    """Prompts."""
+    actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
+    """The policy."""
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    """The value model."""
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    """A model that scores."""
+    custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
+    """A function that scores."""
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    """Advantages."""
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    """The run."""
+    ray_kwargs: RayConfig = field(default_factory=RayConfig)
+    """Ray."""
+    transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)
+    """Data plane."""
+
+
+__all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "AlgorithmConfig",
+    "CriticConfig",
+    "CustomRewardConfig",
+    "DataConfig",
+    "KLControlConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "PPOConfig",
+    "PlacementConfig",
+    "PolicyLossConfig",
+    "RayConfig",
+    "RefConfig",
+    "RewardModelConfig",
+    "RolloutConfig",
+    "TrainerConfig",
+    "TransferQueueConfig",
+    "ValSamplingConfig",
+]

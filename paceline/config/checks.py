@@ -1,0 +1,404 @@
+"""Values that no run can have: ranges, choices, files, and keys that contradict each other.
+
+Runs before Ray starts. Every message begins with the key that it is about, and says what to set.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import ModelConfig, PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.load import Config, is_local_path, read_config
+from paceline.config.pools import GLOBAL_POOL, device_pools
+from paceline.config.unsupported import refused_choice
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class KnownNames:
+    """Names that a configuration may choose from. The trainer adds what users registered."""
+
+    adv_estimators: tuple[str, ...] = ("gae", "grpo")
+    critic_estimators: tuple[str, ...] = ("gae",)
+    """Those of adv_estimators that need a critic."""
+    group_estimators: tuple[str, ...] = ("grpo",)
+    """Those of adv_estimators that compare the responses to one prompt."""
+    policy_losses: tuple[str, ...] = ("vanilla",)
+    strategies: tuple[str, ...] = ("local", "fsdp2")
+    rollouts: tuple[str, ...] = ("native",)
+    loggers: tuple[str, ...] = ("console", "tensorboard")
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a key may have; null is left to its type.
+
+    >>> Range(0, 1), Range(0, 1, open_low=True), Range(0, open_low=True), Range(1, also=-1)
+    (in [0, 1], in (0, 1], > 0, >= 1, or -1)
+    """
+
+    low: float
+    high: float = math.inf
+    open_low: bool = False
+    also: int | None = None
+    """One more value with a meaning of its own, such as -1 for "no limit"."""
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.open_low else value >= self.low
+        return (above and value <= self.high) or (self.also is not None and value == self.also)
+
+    def __repr__(self) -> str:
+        if math.isfinite(self.high):
+            return f"in {'(' if self.open_low else '['}{self.low:g}, {self.high:g}]"
+        text = f"{'>' if self.open_low else '>='} {self.low:g}"
+        return text if self.also is None else f"{text}, or {self.also}"
+
+
+_COUNT = Range(1)
+_NOT_NEGATIVE = Range(0)
+_POSITIVE = Range(0, open_low=True)
+_SHARE = Range(0, 1)
+_PROBABILITY = Range(0, 1, open_low=True)
+_COUNT_OR_ALL = Range(1, also=-1)
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def _optim_ranges(section: str) -> dict[str, Range]:
+    return {
+        f"{section}.lr": _NOT_NEGATIVE,
+        f"{section}.eps": _POSITIVE,
+        f"{section}.weight_decay": _NOT_NEGATIVE,
+        f"{section}.min_lr_ratio": _SHARE,
+        f"{section}.lr_warmup_steps": Range(0, also=-1),
+        f"{section}.lr_warmup_steps_ratio": _SHARE,
+    }
+
+
+def _sampling_ranges(section: str) -> dict[str, Range]:
+    return {
+        f"{section}.n": _COUNT,
+        f"{section}.temperature": _POSITIVE,
+        f"{section}.top_p": _PROBABILITY,
+        f"{section}.top_k": _COUNT_OR_ALL,
+    }
+
+
+RANGES: dict[str, Range] = {
+    "data.train_batch_size": _COUNT,
+    "data.val_batch_size": _COUNT,
+    "data.max_prompt_length": _COUNT,
+    "data.max_response_length": _COUNT,
+    "data.seed": _NOT_NEGATIVE,
+    "data.train_max_samples": _COUNT_OR_ALL,
+    "data.val_max_samples": _COUNT_OR_ALL,
+    f"{_ACTOR}.ppo_mini_batch_size": _COUNT,
+    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT,
+    f"{_ACTOR}.ppo_epochs": _COUNT,
+    f"{_ACTOR}.clip_ratio": _NOT_NEGATIVE,
+    f"{_ACTOR}.clip_ratio_low": _NOT_NEGATIVE,
+    f"{_ACTOR}.clip_ratio_high": _NOT_NEGATIVE,
+    f"{_ACTOR}.clip_ratio_c": Range(1, open_low=True),
+    f"{_ACTOR}.entropy_coeff": _NOT_NEGATIVE,
+    f"{_ACTOR}.kl_loss_coef": _NOT_NEGATIVE,
+    f"{_ACTOR}.grad_clip": _POSITIVE,
+    **_optim_ranges(f"{_ACTOR}.optim"),
+    **_sampling_ranges(_ROLLOUT),
+    f"{_ROLLOUT}.max_num_seqs": _COUNT,
+    f"{_ROLLOUT}.tensor_model_parallel_size": _COUNT,
+    f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": _COUNT,
+    **_sampling_ranges(f"{_ROLLOUT}.val_kwargs"),
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _COUNT,
+    "critic.ppo_mini_batch_size": _COUNT,
+    "critic.ppo_micro_batch_size_per_gpu": _COUNT,
+    "critic.forward_micro_batch_size_per_gpu": _COUNT,
+    "critic.ppo_epochs": _COUNT,
+    "critic.cliprange_value": _POSITIVE,
+    "critic.grad_clip": _POSITIVE,
+    **_optim_ranges("critic.optim"),
+    "algorithm.gamma": _SHARE,
+    "algorithm.lam": _SHARE,
+    "algorithm.kl_ctrl.kl_coef": _NOT_NEGATIVE,
+    "algorithm.kl_ctrl.target_kl": _POSITIVE,
+    "algorithm.kl_ctrl.horizon": _COUNT,
+    "trainer.nnodes": _COUNT,
+    "trainer.n_gpus_per_node": _COUNT,
+    "trainer.cpus_per_device": _NOT_NEGATIVE,
+    "trainer.threads_per_worker": _COUNT,
+    "trainer.placement.critic_devices": _COUNT,
+    "trainer.total_epochs": _COUNT,
+    "trainer.total_training_steps": _COUNT,
+    "trainer.critic_warmup": _NOT_NEGATIVE,
+    "trainer.seed": _NOT_NEGATIVE,
+    "trainer.test_freq": _COUNT_OR_ALL,
+    "trainer.save_freq": _COUNT_OR_ALL,
+    "trainer.log_train_samples": _NOT_NEGATIVE,
+    "trainer.heartbeat_timeout_seconds": _POSITIVE,
+}
+"""Every bounded number. Each range is also in the docstring of its field."""
+
+
+def validate(config: Config, *, device: str | None = None, known: KnownNames | None = None) -> PPOConfig:
+    """The complete configuration, or a ConfigError with all problems of its keys, types and values."""
+    cfg, problems = read_config(config)
+    # A key that could not be read has its default now: what the checks say of it would confuse.
+    checked = [problem for problem in check_config(cfg, device=device, known=known) if _about(problem) not in problems]
+    if problems or checked:
+        raise ConfigError([*problems.values(), *checked])
+    return cfg
+
+
+def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
+    """All problems of a complete configuration; none is an empty list.
+
+    `device` is what trainer.device=null stands for on this machine; `known` are the names that may be chosen.
+    """
+    known = known or KnownNames()
+    use_critic = cfg.algorithm.adv_estimator in known.critic_estimators
+    out_of_range = list(_check_ranges(cfg))
+    problems = [
+        *_check_choices(cfg, known),
+        *out_of_range,
+        *_check_data(cfg),
+        *_check_models(cfg, use_critic),
+        *_check_algorithm(cfg, known, use_critic),
+        *_check_sampling(cfg),
+        *_check_run(cfg, device or cfg.trainer.device or "cpu"),
+    ]
+    # Arithmetic on numbers that are out of range would only add confusion.
+    if not out_of_range:
+        problems += _check_batches_and_pools(cfg, use_critic)
+    return problems
+
+
+def _about(problem: str) -> str:
+    """The key that a message begins with."""
+    match = re.match(r"[\w.]*\w", problem)
+    return match.group() if match else ""
+
+
+def _get(cfg: PPOConfig, key: str) -> Any:
+    value: Any = cfg
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _check_ranges(cfg: PPOConfig) -> Iterator[str]:
+    for key, allowed in RANGES.items():
+        value = _get(cfg, key)
+        if value is not None and value not in allowed:
+            yield f"{key}={value} is out of range; set it {_phrase(allowed)}."
+    for section in (f"{_ACTOR}.optim", "critic.optim"):
+        betas = _get(cfg, f"{section}.betas")
+        if not all(0 <= beta < 1 for beta in betas):
+            yield f"{section}.betas={list(betas)} is out of range; set each in [0, 1)."
+
+
+def _phrase(allowed: Range) -> str:
+    """A range after the words "set it"."""
+    text = repr(allowed)
+    return text if text.startswith("in") else f"to a number {text}"
+
+
+def _check_choices(cfg: PPOConfig, known: KnownNames) -> Iterator[str]:
+    """Names that registries know. Closed choices are Literals, which the loader checks."""
+    choices = {
+        "algorithm.adv_estimator": known.adv_estimators,
+        f"{_ACTOR}.policy_loss.loss_mode": known.policy_losses,
+        f"{_ACTOR}.strategy": known.strategies,
+        "critic.strategy": known.strategies,
+        f"{_ROLLOUT}.name": known.rollouts,
+    }
+    for key, names in choices.items():
+        yield from _check_choice(key, _get(cfg, key), names)
+    for name in cfg.trainer.logger:
+        yield from _check_choice("trainer.logger", name, known.loggers)
+
+
+def _check_choice(key: str, value: str, known: Iterable[str]) -> Iterator[str]:
+    if value not in known:
+        yield refused_choice(key, value, known)
+
+
+def _check_data(cfg: PPOConfig) -> Iterator[str]:
+    data = cfg.data
+    if not data.train_files:
+        yield "data.train_files is not set; set it to a parquet file or a list of them."
+    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
+        for file in [files] if isinstance(files, str) else files or []:
+            yield from _check_parquet(key, file)
+    for key in ("data.prompt_key", "data.reward_fn_key"):
+        if not _get(cfg, key):
+            yield f"{key} is empty; set it to the name of a column."
+
+
+def _check_parquet(key: str, file: str) -> Iterator[str]:
+    path = Path(file).expanduser()
+    if not path.exists():
+        yield f"{key}: there is no file {file}. Set it to an existing parquet file."
+    elif not path.is_file():
+        yield f"{key}: {file} is a folder. Set it to parquet files, such as [{file}/train.parquet]."
+    elif not os.access(path, os.R_OK):
+        yield f"{key}: {file} can't be read by this user. Change its permissions or set another file."
+    else:
+        with path.open("rb") as stream:
+            if stream.read(4) != b"PAR1":
+                yield f"{key}: {file} is not a parquet file. Convert it, for example with pandas' to_parquet."
+
+
+def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
+    model = cfg.actor_rollout_ref.model
+    if model.path is None:
+        yield "actor_rollout_ref.model.path is not set; set it to a folder of a Hugging Face model or a hub id."
+    yield from _check_model("actor_rollout_ref.model", model)
+    if use_critic:
+        yield from _check_model("critic.model", cfg.critic.model)
+
+
+def _check_model(section: str, model: ModelConfig) -> Iterator[str]:
+    if model.path is not None:
+        yield from _check_model_path(f"{section}.path", model.path, needs_file="config.json")
+    if model.tokenizer_path is not None:
+        yield from _check_model_path(f"{section}.tokenizer_path", model.tokenizer_path, needs_file=None)
+
+
+def _check_model_path(key: str, path: str, needs_file: str | None) -> Iterator[str]:
+    folder = Path(path).expanduser()
+    if not is_local_path(path):
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+            yield f"{key}={path!r} is neither a folder nor a hub id; set it to a folder or to org/name."
+    elif not folder.is_dir():
+        yield f"{key}: there is no folder {path}. Set it to a folder of a Hugging Face model or a hub id."
+    elif needs_file and not (folder / needs_file).is_file():
+        yield f"{key}: {path} has no {needs_file}, so it is no Hugging Face model. Set it to a folder that has one."
+
+
+def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Iterator[str]:
+    estimator = cfg.algorithm.adv_estimator
+    if estimator in known.group_estimators and cfg.actor_rollout_ref.rollout.n == 1:
+        yield (
+            f"{_ROLLOUT}.n=1 with algorithm.adv_estimator={estimator}: a response is compared with others to the same "
+            f"prompt, and alone its advantage is 0. Set {_ROLLOUT}.n to 2 or more."
+        )
+    if cfg.trainer.critic_warmup > 0 and estimator in known.adv_estimators and not use_critic:
+        yield (
+            f"trainer.critic_warmup={cfg.trainer.critic_warmup} with algorithm.adv_estimator={estimator}, which has "
+            "no critic. Set trainer.critic_warmup=0 or algorithm.adv_estimator=gae."
+        )
+    if cfg.reward_model.enable:
+        yield (
+            "reward_model.enable=True is not supported yet. Score with the rules by data_source or set "
+            "custom_reward_function.path."
+        )
+    custom = cfg.custom_reward_function
+    if custom.path is not None and not Path(custom.path).expanduser().is_file():
+        yield f"custom_reward_function.path: there is no file {custom.path}. Set it to a Python file or to null."
+    if not custom.name.isidentifier():
+        yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+
+
+def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    sections: tuple[tuple[str, RolloutConfig | ValSamplingConfig], ...] = (
+        (_ROLLOUT, rollout),
+        (f"{_ROLLOUT}.val_kwargs", rollout.val_kwargs),
+    )
+    for section, sampling in sections:
+        if not sampling.do_sample and sampling.n > 1:
+            yield (
+                f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
+                f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
+            )
+    if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
+        yield (
+            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size} is not supported by the "
+            "native rollout, which keeps a whole model on each device. Set it to 1."
+        )
+
+
+def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
+    trainer = cfg.trainer
+    if device == "cpu" and trainer.cpus_per_device == 0:
+        yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
+    if cfg.data.val_files is None or cfg.data.val_files == []:
+        if trainer.val_only:
+            yield "trainer.val_only=True has nothing to validate on; set data.val_files."
+        if trainer.test_freq > 0:
+            yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
+    if trainer.resume_mode == "resume_path":
+        if trainer.resume_from_path is None:
+            yield "trainer.resume_from_path is not set, but trainer.resume_mode=resume_path; set it to a checkpoint."
+        elif not Path(trainer.resume_from_path).expanduser().is_dir():
+            yield f"trainer.resume_from_path: there is no folder {trainer.resume_from_path}. Set it to a checkpoint."
+    elif trainer.resume_from_path is not None:
+        yield (
+            f"trainer.resume_from_path has no part in trainer.resume_mode={trainer.resume_mode}; set "
+            "trainer.resume_mode=resume_path or leave it null."
+        )
+    for key in ("trainer.project_name", "trainer.experiment_name"):
+        if not _get(cfg, key):
+            yield f"{key} is empty; set it to a name."
+    if trainer.default_local_dir and Path(trainer.default_local_dir).expanduser().is_file():
+        yield f"trainer.default_local_dir: {trainer.default_local_dir} is a file. Set it to a folder."
+    timeline = cfg.ray_kwargs.timeline_json_file
+    if timeline and Path(timeline).expanduser().is_dir():
+        yield f"ray_kwargs.timeline_json_file: {timeline} is a folder. Set it to a file in it."
+
+
+def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
+    num_prompts = cfg.data.train_batch_size
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    mini_batches = {f"{_ACTOR}.ppo_mini_batch_size": actor.ppo_mini_batch_size}
+    if use_critic and critic.ppo_mini_batch_size is not None:
+        mini_batches["critic.ppo_mini_batch_size"] = critic.ppo_mini_batch_size
+    for key, size in mini_batches.items():
+        if size > num_prompts:
+            yield (
+                f"{key}={size} is more than data.train_batch_size={num_prompts}; both count prompts. "
+                f"Set {key} to {num_prompts} or one of its divisors."
+            )
+        elif num_prompts % size:
+            yield (
+                f"{key}={size} does not divide data.train_batch_size={num_prompts}: the last mini-batch would be "
+                f"smaller than the others. Set {key} to a divisor, such as {_divisor_near(num_prompts, size)}."
+            )
+    try:
+        pools = device_pools(cfg.trainer)
+    except ConfigError as error:
+        yield from error.problems
+        return
+    roles = [(_ACTOR, actor.strategy, actor.ppo_mini_batch_size, next(iter(pools)))]
+    if use_critic:
+        roles.append(
+            ("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, list(pools)[-1])
+        )
+    told: set[tuple[int, str]] = set()
+    for section, strategy, mini_batch, pool in roles:
+        num_devices = sum(pools[pool])
+        if strategy == "local" and num_devices > 1:
+            advice = "trainer.n_gpus_per_node=1" if pool == GLOBAL_POOL else "give the pool one device"
+            yield (
+                f"{section}.strategy=local trains on one device, and {pool} has {num_devices}. "
+                f"Set {section}.strategy=fsdp2 or {advice}."
+            )
+        responses = mini_batch * cfg.actor_rollout_ref.rollout.n
+        if responses < num_devices and (mini_batch, pool) not in told:
+            told.add((mini_batch, pool))
+            yield (
+                f"{section}.ppo_mini_batch_size={mini_batch} gives {responses} responses per optimizer step for the "
+                f"{num_devices} devices of {pool}: some would be idle. Raise it or {_ROLLOUT}.n to have at least "
+                f"{num_devices} responses."
+            )
+
+
+def _divisor_near(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`."""
+    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))

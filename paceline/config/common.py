@@ -1,0 +1,45 @@
+"""Sections that several roles share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its learning-rate schedule."""
+
+    lr: float = 1e-6
+    """Peak learning rate, >= 0. 0 trains nothing."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW's decay rates of the first and second moment, each in [0, 1)."""
+    eps: float = 1e-8
+    """Added to the denominator of AdamW, > 0."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay, >= 0."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Schedule after the warm-up: constant, or linear or cosine down to lr * min_lr_ratio."""
+    min_lr_ratio: float = 0.0
+    """Where linear and cosine end, as a share of lr, in [0, 1]."""
+    lr_warmup_steps: int = -1
+    """Optimizer steps of linear warm-up, >= 0, or -1: lr_warmup_steps_ratio instead."""
+    lr_warmup_steps_ratio: float = 0.0
+    """Warm-up as a share of all optimizer steps, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A Hugging Face model: a folder or a hub id."""
+
+    path: str | None = None
+    """Folder or hub id. For the critic, null takes the actor's."""
+    tokenizer_path: str | None = None
+    """Folder or hub id of the tokenizer. null: beside the model."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Off unless you trust its author."""
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""

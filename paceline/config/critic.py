@@ -1,0 +1,35 @@
+"""The value model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from paceline.config.common import LossAggMode, ModelConfig, OptimConfig
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The value model and its update. Used where algorithm.adv_estimator is gae."""
+
+    strategy: str = "fsdp2"
+    """Training backend: local or fsdp2."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """The backbone under the value head; path null takes the actor's."""
+    ppo_mini_batch_size: int | None = None
+    """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1. null: the actor's."""
+    ppo_micro_batch_size_per_gpu: int = 8
+    """Responses per device and forward/backward pass, >= 1."""
+    forward_micro_batch_size_per_gpu: int = 16
+    """Responses per device and forward pass when values are computed, >= 1."""
+    ppo_epochs: int | None = None
+    """Passes over the batch of a step, >= 1. null: the actor's."""
+    shuffle: bool = False
+    """Deal the batch into mini-batches in a new seeded order in each epoch."""
+    cliprange_value: float = 0.5
+    """How far a value may move from the old one before its loss is clipped, > 0."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """As for the actor."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm, > 0."""
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
+    """Optimizer of the critic."""

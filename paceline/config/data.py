@@ -1,0 +1,42 @@
+"""Where prompts come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Parquet files of prompts, and how prompts become token ids."""
+
+    train_files: str | list[str] | None = None
+    """Parquet file or files of training prompts."""
+    val_files: str | list[str] | None = None
+    """Parquet file or files of validation prompts. null: no validation."""
+    train_batch_size: int = 1024
+    """Prompts per training step, >= 1."""
+    val_batch_size: int | None = None
+    """Prompts per validation batch, >= 1. null: train_batch_size."""
+    max_prompt_length: int = 512
+    """Longest prompt in tokens, after the chat template; >= 1."""
+    max_response_length: int = 512
+    """Longest response in tokens, >= 1."""
+    truncation: Literal["error", "left", "right", "middle"] = "error"
+    """What to do with a longer prompt: stop with an error, or drop its start (left), end (right) or middle."""
+    filter_overlong_prompts: bool = False
+    """Leave out prompts longer than max_prompt_length, and say how many."""
+    prompt_key: str = "prompt"
+    """Column of the prompt: a chat (list of {role, content}) or a string."""
+    reward_fn_key: str = "data_source"
+    """Column that names the scorer of a row."""
+    return_raw_chat: bool = False
+    """Keep the chat itself in the batch, as column raw_prompt."""
+    shuffle: bool = True
+    """Draw training prompts in a seeded random order."""
+    seed: int | None = None
+    """Seed of that order, >= 0. null: trainer.seed."""
+    train_max_samples: int = -1
+    """Use only this many training prompts, >= 1, or -1: all."""
+    val_max_samples: int = -1
+    """Use only this many validation prompts, >= 1, or -1: all."""

@@ -1,0 +1,178 @@
+"""The configuration in words, from the dataclasses and the docstrings under their fields.
+
+`python -m paceline.config.describe yaml` writes the shipped yaml to standard output, `markdown` the reference in
+docs/config.md; a test holds both files equal to this.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+
+from paceline.config.keys import Key, walk_keys
+
+_YAML_HEAD = """\
+# Every key of a run with its default. Set keys on the command line (trainer.nnodes=2) or keep a yaml of your own with
+# only those that differ: paths may begin with ~ and values may refer to others (${actor_rollout_ref.model.path}).
+# Written by `python -m paceline.config.describe yaml`.
+
+# Hydra: no folder of its own, no change of the working directory, and logging is left to paceline.
+defaults:
+  - override hydra/hydra_logging: none
+  - override hydra/job_logging: none
+  - _self_
+hydra:
+  run:
+    dir: .
+  output_subdir: null
+  sweep:
+    dir: .
+    subdir: .
+"""
+
+_MARKDOWN_HEAD = """\
+# Configuration
+
+Every key with its type, its default and its meaning. Set keys on the command line:
+
+```
+python -m paceline.trainer.main_ppo data.train_files=train.parquet actor_rollout_ref.model.path=model
+```
+
+or give `run_ppo` an `OmegaConf.load(...)` of a yaml with any subset of them. `~` in paths is expanded, and relative
+paths start at the folder in which the run was started. Unknown keys, wrong types and contradictions are listed all
+together before anything starts; `trainer.dry_run=True` shows the derived batch sizes and the placement.
+
+This page is written by `python -m paceline.config.describe markdown`.
+"""
+
+_HELP_HEAD = """\
+{program}: PPO training of a language model.
+
+Usage: python -m {program} key=value ...     (--cfg job shows the composed configuration, --hydra-help Hydra's flags)
+
+At least: data.train_files=train.parquet actor_rollout_ref.model.path=<folder or hub id>
+First look, without training: the same with trainer.dry_run=True
+
+Keys, with their defaults:
+"""
+
+
+@cache
+def _docstrings(owner: type) -> dict[str, str]:
+    """Field name to the docstring under it, on one line."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
+    docs: dict[str, str] = {}
+    for statement, following in pairwise(body):
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            value = following.value if isinstance(following, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                docs[statement.target.id] = " ".join(value.value.split())
+    return docs
+
+
+def docstring(key: Key) -> str:
+    """What the docstring under the key's field says; empty if it has none."""
+    return _docstrings(key.owner).get(key.field, "")
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) in (Union, types.UnionType):
+        return tuple(choice for member in get_args(hint) for choice in _choices(member))
+    return ()
+
+
+def description(key: Key) -> str:
+    """The docstring, and the choices where the type has some."""
+    doc, choices = docstring(key), _choices(key.hint)
+    if all(re.search(rf"\b{re.escape(choice)}\b", doc) for choice in choices):
+        return doc
+    return f"{doc} One of {', '.join(choices)}."
+
+
+def _type_name(hint: Any) -> str:
+    """A type as yaml users call it."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(_type_name(arg) for arg in args)
+    if origin is Literal:
+        return "choice"
+    if origin in (list, tuple):
+        return f"list of {_type_name(args[0])}"
+    return {str: "text", int: "int", float: "float", bool: "bool", type(None): "null", dict: "section"}[origin or hint]
+
+
+def _value(value: Any) -> str:
+    """A default as yaml text on one line."""
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, 118, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def render_yaml() -> str:
+    """trainer/config/ppo_trainer.yaml: every key with its default, under a comment with its description."""
+    lines = [_YAML_HEAD.rstrip()]
+    for key in walk_keys():
+        depth = key.name.count(".")
+        indent = "  " * depth
+        if depth == 0:
+            lines.append("")
+        lines += _wrap(description(key), indent + "# ")
+        lines.append(f"{indent}{key.field}:" if key.is_section else f"{indent}{key.field}: {_value(key.default)}")
+    return "\n".join(lines) + "\n"
+
+
+def render_markdown() -> str:
+    """docs/config.md: one table per section."""
+    lines = [_MARKDOWN_HEAD.rstrip()]
+    sections = [key for key in walk_keys() if key.is_section]
+    for section in sections:
+        keys = [
+            key
+            for key in walk_keys(section.default, section.name + ".")
+            if key.name.count(".") == 1 + section.name.count(".")
+        ]
+        leaves = [key for key in keys if not key.is_section]
+        if not leaves:
+            continue
+        about = inspect.getdoc(type(section.default)) or ""
+        lines += ["", f"## {section.name}", "", " ".join(about.split()), "", "| key | type | default | meaning |"]
+        lines.append("| --- | --- | --- | --- |")
+        for key in leaves:
+            meaning = description(key).replace("|", "\\|")
+            lines.append(f"| `{key.name}` | {_type_name(key.hint)} | `{_value(key.default)}` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def render_help(program: str) -> str:
+    """What --help shows: how to start, then every key with its default and description."""
+    lines = [_HELP_HEAD.format(program=program).rstrip()]
+    for key in walk_keys():
+        if key.is_section:
+            continue
+        lines.append(f"  {key.name}={_value(key.default)}")
+        lines += _wrap(description(key), " " * 6)
+    return "\n".join(lines) + "\n"
+
+
+_RENDERERS: dict[str, Callable[[], str]] = {"yaml": render_yaml, "markdown": render_markdown}
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in _RENDERERS:
+        sys.exit(f"usage: python -m paceline.config.describe {'|'.join(_RENDERERS)}")
+    sys.stdout.write(_RENDERERS[sys.argv[1]]())

@@ -1,0 +1,77 @@
+"""Command-line overrides, made ready for Hydra.
+
+Hydra refuses a key that its yaml does not have, one at a time and in its own words. Here every override is turned
+into Hydra's "set or add" form, so that composing always works and load_config reports all problems together. It
+also lets `ray_kwargs.ray_init.num_cpus=4` and `+trainer.nnodes=2` mean what they seem to mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from paceline.config.keys import is_known_key, nearest_key
+from paceline.errors import ConfigError
+
+# Hydra's flags that are followed by a value of their own.
+_FLAGS_WITH_VALUE = {"--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p"}
+_FLAGS_WITH_VALUE |= {"--cfg", "-c", "--experimental-rerun"}
+# Flags that bring yaml files of the user's own: a name without a dot may then be a config group.
+_FLAGS_WITH_GROUPS = ("--config-path", "-cp", "--config-dir", "-cd")
+
+
+def check_overrides(argv: Sequence[str]) -> list[str]:
+    """Arguments (without the program's name) for Hydra, given those of the user.
+
+    Raises ConfigError for what is no override at all and for `~key` with an unknown key; unknown keys that are set
+    are left for load_config.
+
+    >>> check_overrides(["trainer.nnodes=2", "+trainer.seed=3", "--cfg", "job"])
+    ['++trainer.nnodes=2', '++trainer.seed=3', '--cfg', 'job']
+    """
+    has_groups = any(argument.split("=")[0] in _FLAGS_WITH_GROUPS for argument in argv)
+    ready: list[str] = []
+    problems: list[str] = []
+    flag = ""
+    for argument in argv:
+        is_value = flag in _FLAGS_WITH_VALUE or (flag in ("--info", "-i") and "=" not in argument)
+        flag = argument if argument.startswith("-") else ""
+        if flag or is_value:
+            ready.append(argument)
+            continue
+        try:
+            ready.append(_for_hydra(argument, has_groups))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return ready
+
+
+def _quoted_home(argument: str) -> str:
+    """`key=~/folder` with the value in quotes: Hydra's grammar has no bare `~`, and the shell leaves it as it is."""
+    key, equals, value = argument.partition("=")
+    return f"{key}='{value}'" if equals and value.startswith("~") and "'" not in value else argument
+
+
+def _for_hydra(argument: str, has_groups: bool) -> str:
+    argument = _quoted_home(argument)
+    try:
+        override = OverridesParser.create().parse_override(argument)
+    except HydraException as error:
+        raise ConfigError(
+            f"{argument!r} is not an override: {error}. Write key=value; a value with special characters needs quotes "
+            """that the shell leaves: "key='value'"."""
+        ) from error
+    key = override.key_or_group
+    is_group = "/" in key or override.package is not None or (has_groups and "." not in key)
+    if is_group or key.split(".")[0] == "hydra":
+        return argument
+    if override.is_delete():
+        if not is_known_key(key):
+            close = nearest_key(key)
+            raise ConfigError(f"~{key}: {key} is not a key" + (f"; did you mean ~{close}?" if close else "."))
+        return argument
+    return "++" + argument.lstrip("+")

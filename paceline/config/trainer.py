@@ -1,0 +1,107 @@
+"""The run: devices, placement, steps, logging, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class PlacementConfig:
+    """Which roles share devices."""
+
+    name: Literal["colocated", "split"] = "colocated"
+    """colocated: every role on global_pool. split: actor, rollout and reference on actor_rollout_ref_pool,
+    the critic on critic_pool, side by side."""
+    critic_devices: int | None = None
+    """The share of critic_pool in split placement, >= 1: devices if nnodes is 1, else nodes. The rest is the
+    actor's. null: half."""
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """The run."""
+
+    nnodes: int = 1
+    """Nodes, >= 1."""
+    n_gpus_per_node: int = 1
+    """Devices per node, >= 1: GPUs, or worker processes on a CPU."""
+    device: Literal["cuda", "npu", "cpu"] | None = None
+    """What a device is. null: what this machine has."""
+    cpus_per_device: float = 1
+    """Ray CPUs that one device takes, >= 0; more than 0 on a CPU, where nothing else counts devices."""
+    threads_per_worker: int | None = None
+    """Compute threads of a worker, >= 1. null: the node's cores divided by its workers."""
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """Which roles share devices."""
+    total_epochs: int = 30
+    """Passes over the training data, >= 1, unless total_training_steps says less or more."""
+    total_training_steps: int | None = None
+    """Steps in all, >= 1. null: as many as total_epochs give."""
+    critic_warmup: int = 0
+    """Steps at the start in which only the critic learns, >= 0."""
+    seed: int = 1
+    """One seed (>= 0), one result."""
+    val_before_train: bool = True
+    """Validate before the first step."""
+    val_only: bool = False
+    """Validate once and stop."""
+    test_freq: int = -1
+    """Validate every so many steps, >= 1, and at the end; or -1: never (but see val_before_train)."""
+    save_freq: int = -1
+    """Save a checkpoint every so many steps, >= 1, and at the end; or -1: never."""
+    resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
+    """auto: go on from the latest checkpoint in the run's folder; disable: start anew;
+    resume_path: go on from resume_from_path."""
+    resume_from_path: str | None = None
+    """Folder of one checkpoint (.../global_step_N), for resume_mode=resume_path."""
+    default_local_dir: str | None = None
+    """The run's folder. null: runs/<project_name>/<experiment_name>."""
+    project_name: str = "paceline"
+    """Groups runs in trackers."""
+    experiment_name: str = "ppo"
+    """Names the run in trackers."""
+    logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
+    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard; one name or a list."""
+    log_train_samples: int = 1
+    """Training responses shown with their scores in the log of every step, >= 0."""
+    heartbeat_timeout_seconds: float = 120.0
+    """A worker that was silent for so long counts as dead, > 0."""
+    dry_run: bool = False
+    """Print the derived batch sizes and the placement, and stop."""
+
+
+@dataclass(frozen=True)
+class RayConfig:
+    """Ray itself."""
+
+    ray_init: dict[str, Any] = field(default_factory=dict)
+    """Passed straight to ray.init, such as num_cpus, address or runtime_env."""
+    timeline_json_file: str | None = None
+    """Write Ray's own timeline there at the end."""
+
+
+@dataclass(frozen=True)
+class TransferQueueConfig:
+    """The TransferQueue data plane."""
+
+    enable: bool = False
+    """Put TRANSFER_QUEUE_ENABLE=1 into the workers' environment."""
+
+
+@dataclass(frozen=True)
+class CustomRewardConfig:
+    """A reward function of your own."""
+
+    path: str | None = None
+    """Python file that holds it. null: the rules by data_source."""
+    name: str = "compute_score"
+    """Its name: fn(data_source, solution_str, ground_truth, extra_info) -> float or dict with `score`."""
+
+
+@dataclass(frozen=True)
+class RewardModelConfig:
+    """A model that scores responses."""
+
+    enable: bool = False
+    """Score with a reward model."""

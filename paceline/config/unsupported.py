@@ -1,0 +1,101 @@
+"""Keys and choices that people bring from verl and that we don't support yet: each is an error that says what to do.
+
+A key that was accepted and ignored would be a lie about the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paceline.config.keys import unknown_choice
+
+_OFFLOAD = "is not supported yet: parameters and optimizer stay on the device. Leave it out; fsdp2 shards them."
+_MEGATRON = "is not supported yet. Set strategy=fsdp2 and leave it out."
+_TOKEN_BUDGET = "is not supported yet: micro-batches count responses. Leave it out and set {instead}."
+_VLLM = "is a setting of vLLM, which is not supported yet; the native rollout has no such thing. Leave it out."
+_PADDING = "is not supported yet: a micro-batch is cropped to its longest row instead. Leave it out."
+_LORA = "is not supported yet: all weights are trained. Leave it out."
+_REWARD_MODEL = "is not supported yet. Score with rules by data_source or set custom_reward_function.path."
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_REF = "actor_rollout_ref.ref"
+_MODEL = "actor_rollout_ref.model"
+
+UNSUPPORTED_KEYS: dict[str, str] = {
+    f"{_ACTOR}.fsdp_config": _OFFLOAD,
+    f"{_ACTOR}.megatron": _MEGATRON,
+    f"{_ACTOR}.use_dynamic_bsz": _TOKEN_BUDGET.format(instead=f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead=f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+    f"{_ACTOR}.ulysses_sequence_parallel_size": "is not supported yet: a sequence stays on one device. Leave it out.",
+    f"{_ACTOR}.use_torch_compile": "is not supported yet: models run uncompiled. Leave it out.",
+    f"{_MODEL}.use_remove_padding": _PADDING,
+    f"{_MODEL}.use_fused_kernels": "is not supported yet. Leave it out.",
+    f"{_MODEL}.lora_rank": _LORA,
+    f"{_MODEL}.lora_alpha": _LORA,
+    f"{_MODEL}.target_modules": _LORA,
+    f"{_ROLLOUT}.mode": "is not supported yet: rollouts are synchronous. Leave it out.",
+    f"{_ROLLOUT}.gpu_memory_utilization": _VLLM,
+    f"{_ROLLOUT}.enable_chunked_prefill": _VLLM,
+    f"{_ROLLOUT}.enforce_eager": _VLLM,
+    f"{_ROLLOUT}.free_cache_engine": _VLLM,
+    f"{_ROLLOUT}.max_num_batched_tokens": _VLLM,
+    f"{_ROLLOUT}.load_format": _VLLM,
+    f"{_ROLLOUT}.engine_kwargs": _VLLM,
+    f"{_ROLLOUT}.log_prob_use_dynamic_bsz": _TOKEN_BUDGET.format(
+        instead=f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+    ),
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _TOKEN_BUDGET.format(
+        instead=f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
+    ),
+    f"{_REF}.fsdp_config": _OFFLOAD,
+    f"{_REF}.megatron": _MEGATRON,
+    f"{_REF}.log_prob_use_dynamic_bsz": _TOKEN_BUDGET.format(instead=f"{_REF}.log_prob_micro_batch_size_per_gpu"),
+    f"{_REF}.log_prob_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead=f"{_REF}.log_prob_micro_batch_size_per_gpu"),
+    "actor_rollout_ref.nccl_timeout": "is not supported: set trainer.heartbeat_timeout_seconds, which watches workers.",
+    "critic.model.fsdp_config": _OFFLOAD,
+    "critic.megatron": _MEGATRON,
+    "critic.model.use_remove_padding": _PADDING,
+    "critic.use_dynamic_bsz": _TOKEN_BUDGET.format(instead="critic.ppo_micro_batch_size_per_gpu"),
+    "critic.ppo_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead="critic.ppo_micro_batch_size_per_gpu"),
+    "reward_model.model": _REWARD_MODEL,
+    "reward_model.micro_batch_size_per_gpu": _REWARD_MODEL,
+    "reward_model.reward_manager": "is not supported yet: there is one manager. Set custom_reward_function.path.",
+    "reward_model.num_workers": "is not supported yet: rewards are computed in one process. Leave it out.",
+    "reward_model.reward_kwargs": "is not supported yet. Put it into a function and set custom_reward_function.path.",
+    "algorithm.filter_groups": "is not supported yet: every group is trained on. Leave it out.",
+    "data.image_key": "is not supported yet: prompts are text. Leave it out.",
+    "data.trust_remote_code": f"has another place here: set {_MODEL}.trust_remote_code.",
+    "trainer.balance_batch": "is not supported yet: responses are dealt to devices in order. Leave it out.",
+    "trainer.log_val_generations": "is not supported yet: trainer.log_train_samples shows training responses.",
+    "trainer.validation_data_dir": "is not supported yet. Leave it out.",
+    "trainer.rollout_data_dir": "is not supported yet. Leave it out.",
+    "trainer.max_actor_ckpt_to_keep": "is not supported yet: every checkpoint is kept. Leave it out.",
+    "trainer.max_critic_ckpt_to_keep": "is not supported yet: every checkpoint is kept. Leave it out.",
+}
+"""A key, or a section with all that is below it, to what follows its name in the message."""
+
+_USE_FSDP2 = "is not supported yet; use fsdp2."
+_USE_NATIVE = "is not supported yet; use native."
+_USE_TENSORBOARD = "is not supported yet; use tensorboard, and metrics.jsonl is always written."
+_USE_GAE_OR_GRPO = "is not supported yet; use gae or grpo."
+_USE_VANILLA = "is not supported yet; use vanilla."
+
+UNSUPPORTED_CHOICES: dict[str, dict[str, str]] = {
+    "trainer.device": {"gpu": "is not known; GPUs are cuda."},
+    f"{_ACTOR}.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
+    "critic.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
+    f"{_ROLLOUT}.name": dict.fromkeys(("vllm", "sglang", "hf"), _USE_NATIVE),
+    "trainer.logger": dict.fromkeys(("wandb", "mlflow", "swanlab", "comet", "clearml"), _USE_TENSORBOARD),
+    "algorithm.adv_estimator": dict.fromkeys(
+        ("rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"), _USE_GAE_OR_GRPO
+    ),
+    f"{_ACTOR}.policy_loss.loss_mode": dict.fromkeys(("gspo", "gpg", "clip_cov", "kl_cov"), _USE_VANILLA),
+}
+"""A key to the values that people know, each with what follows `key=value` in the message."""
+
+
+def refused_choice(key: str, asked: str, known: Iterable[str]) -> str:
+    """What to say of a value that is none of the known ones: that it is not supported yet, or which is the nearest."""
+    unsupported = UNSUPPORTED_CHOICES.get(key, {})
+    return f"{key}={asked} {unsupported[asked]}" if asked in unsupported else unknown_choice(key, asked, known)

@@ -1,0 +1,292 @@
+"""Prompts from parquet files, tokenised once at the start.
+
+All prompts are tokenised when the dataset is made, so that a malformed or overlong one is found then and not in the
+middle of a run. Token ids are kept in one flat array, other columns as Arrow tables, from which a row becomes Python
+objects when it is asked for.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from paceline.config.data import DataConfig
+from paceline.errors import ConfigError, DataError
+
+__all__ = ["RLHFDataset", "collate_fn"]
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 1000
+_PROGRESS_SECONDS = 10.0
+_RESERVED = {
+    "input_ids",
+    "attention_mask",
+    "position_ids",
+    "prompts",
+    "responses",
+    "response_mask",
+    "raw_prompt",
+    "uid",
+}
+"""Columns that the trainer fills; a file that has one would be overwritten."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One file: its columns, and the number of its first row in the dataset before filtering."""
+
+    path: str
+    table: pa.Table
+    first: int
+
+
+class RLHFDataset(torch.utils.data.Dataset):
+    """Prompts as token ids, with every other column of the files for the rewards.
+
+    Args:
+        files: parquet files; `~` and globs are expanded.
+        tokenizer: has a padding token, and a chat template if prompts are chats.
+        config: `prompt_key`, `max_prompt_length`, `truncation`, `filter_overlong_prompts`, `return_raw_chat`.
+        max_samples: use only the first rows; -1 is all.
+
+    A prompt that is a chat (a list of `{"role", "content"}`) goes through the chat template with a generation prompt.
+    A prompt that is a string is tokenised as it is.
+
+    An item is a dict: `input_ids`, `attention_mask`, `position_ids` (each `(max_prompt_length,)` int64, padded on the
+    left), `index` (the row's number in the files, unless they have such a column), `raw_prompt` if asked for, and the
+    file's other columns.
+    """
+
+    def __init__(
+        self,
+        files: str | Path | Sequence[str | Path],
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        max_samples: int = -1,
+    ) -> None:
+        if tokenizer.pad_token_id is None:
+            raise DataError("The tokenizer has no padding token. Load it with paceline.data.load_tokenizer.")
+        self.tokenizer = tokenizer
+        self.config = config
+        self._sources = _read(_expand(files), config.prompt_key, max_samples)
+        tokens = self._tokenise()
+        self._rows = self._select(np.array([len(ids) for ids in tokens]))
+        kept = [self._truncate(tokens[row]) for row in self._rows]
+        self._ends = np.cumsum([len(ids) for ids in kept])
+        self._tokens = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in kept])
+        if not config.return_raw_chat:
+            self._sources = [
+                _Source(source.path, source.table.drop_columns([config.prompt_key]), source.first)
+                for source in self._sources
+            ]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        if item < 0:
+            item += len(self)
+        if not 0 <= item < len(self):  # ends a plain for loop
+            raise IndexError(f"prompt {item} of {len(self)}")
+        start = int(self._ends[item - 1]) if item else 0
+        ids = torch.from_numpy(self._tokens[start : self._ends[item]].astype(np.int64))
+        length = self.config.max_prompt_length
+        input_ids = torch.full((length,), self.tokenizer.pad_token_id, dtype=torch.int64)
+        attention_mask = torch.zeros(length, dtype=torch.int64)
+        input_ids[length - len(ids) :] = ids
+        attention_mask[length - len(ids) :] = 1
+        row = int(self._rows[item])
+        source = self._source_of(row)
+        columns = source.table.slice(row - source.first, 1).to_pylist()[0]
+        if self.config.return_raw_chat:
+            columns["raw_prompt"] = _without_nulls(columns.pop(self.config.prompt_key))
+        return {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": (attention_mask.cumsum(0) - 1).clamp(min=0),
+            "index": row,
+            **columns,
+        }
+
+    def column(self, name: str) -> list[Any]:
+        """The values of an extra column for all prompts, None where a file has no such column."""
+        values: list[Any] = []
+        for source in self._sources:
+            has_it = name in source.table.column_names
+            values += source.table.column(name).to_pylist() if has_it else [None] * source.table.num_rows
+        return [values[row] for row in self._rows]
+
+    def _source_of(self, row: int) -> _Source:
+        firsts = [source.first for source in self._sources]
+        return self._sources[int(np.searchsorted(firsts, row, side="right")) - 1]
+
+    def _describe(self, row: int) -> str:
+        source = self._source_of(row)
+        return f"row {row - source.first} of {source.path}"
+
+    def _tokenise(self) -> list[list[int]]:
+        tokens: list[list[int]] = []
+        total = sum(source.table.num_rows for source in self._sources)
+        last_report = time.monotonic()
+        for source in self._sources:
+            prompts = source.table.column(self.config.prompt_key)
+            for start in range(0, len(prompts), _CHUNK):
+                chunk = prompts.slice(start, _CHUNK).to_pylist()
+                texts = [self._text(prompt, source.first + start + row) for row, prompt in enumerate(chunk)]
+                # A template writes its own special tokens; a plain string gets those that the tokenizer adds.
+                are_strings = isinstance(chunk[0], str)
+                tokens += self.tokenizer(texts, add_special_tokens=are_strings)["input_ids"]
+                if time.monotonic() - last_report > _PROGRESS_SECONDS:
+                    last_report = time.monotonic()
+                    logger.info("tokenised %d of %d prompts", len(tokens), total)
+        for row, ids in enumerate(tokens):
+            if not ids:
+                raise DataError(f"The prompt in {self._describe(row)} is empty: it has no tokens. Remove the row.")
+        return tokens
+
+    def _text(self, prompt: Any, row: int) -> str:
+        """The prompt as the model sees it, after the chat template."""
+        if isinstance(prompt, str):
+            return prompt
+        if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
+            raise DataError(
+                f"The prompt in {self._describe(row)} is {str(prompt)[:200]!r}. Column {self.config.prompt_key!r} must "
+                'hold a string, or a chat: a list of at least one {"role": ..., "content": ...}, both strings.'
+            )
+        if self.tokenizer.chat_template is None:
+            raise DataError(
+                f"The prompt in {self._describe(row)} is a chat, but the tokenizer has no chat template. Use the "
+                "tokenizer of an instruction-tuned model (actor_rollout_ref.model.tokenizer_path), or give prompts as "
+                "strings."
+            )
+        try:
+            return self.tokenizer.apply_chat_template(
+                _without_nulls(prompt), add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # a template raises what it likes, such as for roles that do not alternate
+            raise DataError(f"The chat template rejects the prompt in {self._describe(row)}: {error}") from error
+
+    def _select(self, lengths: np.ndarray) -> np.ndarray:
+        """The rows to keep, by their lengths in tokens."""
+        limit = self.config.max_prompt_length
+        overlong = lengths > limit
+        count, total = int(overlong.sum()), len(lengths)
+        longest = int(lengths.argmax())
+        example = f"the longest, {self._describe(longest)}, has {lengths[longest]} tokens"
+        if self.config.filter_overlong_prompts:
+            if count == total:
+                raise DataError(
+                    f"All {total} prompts are longer than data.max_prompt_length={limit}; {example}, the shortest "
+                    f"{lengths.min()}. Raise data.max_prompt_length."
+                )
+            logger.info(
+                "kept %d of %d prompts; %d are longer than data.max_prompt_length=%d",
+                total - count, total, count, limit,
+            )  # fmt: skip
+            return np.flatnonzero(~overlong)
+        if count and self.config.truncation == "error":
+            raise DataError(
+                f"{count} of {total} prompts are longer than data.max_prompt_length={limit}; {example}. Raise "
+                "data.max_prompt_length, leave them out with data.filter_overlong_prompts=True, or cut them with "
+                "data.truncation=left, right or middle."
+            )
+        if count:
+            logger.warning(
+                "%d of %d prompts are longer than data.max_prompt_length=%d and are cut (data.truncation=%s)",
+                count, total, limit, self.config.truncation,
+            )  # fmt: skip
+        return np.arange(total)
+
+    def _truncate(self, ids: list[int]) -> list[int]:
+        limit = self.config.max_prompt_length
+        if len(ids) <= limit:
+            return ids
+        match self.config.truncation:
+            case "left":
+                return ids[-limit:]
+            case "right":
+                return ids[:limit]
+            case "middle":
+                head = limit // 2
+                return ids[:head] + ids[len(ids) - (limit - head) :]
+            case other:
+                raise ConfigError(f"data.truncation={other!r}; choose error, left, right or middle.")
+
+
+def collate_fn(items: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor | np.ndarray]:
+    """Stack tensors; put everything else into object arrays. A column that a row lacks is None there."""
+    batch: dict[str, torch.Tensor | np.ndarray] = {}
+    for key in dict.fromkeys(key for item in items for key in item):
+        values = [item.get(key) for item in items]
+        if all(isinstance(value, torch.Tensor) for value in values):
+            batch[key] = torch.stack(values)
+        else:
+            batch[key] = np.empty(len(values), dtype=object)
+            batch[key][:] = values
+    return batch
+
+
+def _expand(files: str | Path | Sequence[str | Path]) -> list[str]:
+    """Existing files, in the given order; the files of a glob in alphabetical order."""
+    patterns = [files] if isinstance(files, str | Path) else list(files)
+    if not patterns:
+        raise DataError("No data files are given; set data.train_files to a parquet file.")
+    paths: list[str] = []
+    for pattern in patterns:
+        expanded = Path(pattern).expanduser()
+        matches = [str(expanded)] if expanded.is_file() else sorted(glob.glob(str(expanded), recursive=True))
+        if not matches:
+            raise DataError(f"There is no data file {str(pattern)!r} ({expanded.absolute()}). Check data.*_files.")
+        paths += matches
+    return paths
+
+
+def _read(paths: list[str], prompt_key: str, max_samples: int) -> list[_Source]:
+    sources: list[_Source] = []
+    num_rows = 0
+    for path in paths:
+        try:
+            table = pq.read_table(path)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{path} can't be read as parquet: {error}") from error
+        names = table.column_names
+        if prompt_key not in names:
+            raise DataError(
+                f"{path} has no column {prompt_key!r}; it has {', '.join(names) or 'none'}. Set data.prompt_key."
+            )
+        taken = sorted(_RESERVED.intersection(names) - {prompt_key})
+        if taken:
+            raise DataError(f"{path} has the column {taken[0]!r}, which the trainer fills itself. Rename it.")
+        if max_samples >= 0:
+            table = table.slice(0, max(max_samples - num_rows, 0))
+        if table.num_rows:
+            sources.append(_Source(path, table, num_rows))
+            num_rows += table.num_rows
+    if not sources:
+        raise DataError(f"There are no prompts in {', '.join(paths)} (max_samples={max_samples}).")
+    return sources
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+    )
+
+
+def _without_nulls(prompt: Any) -> Any:
+    """A chat without the null fields that Arrow adds to make all messages alike; templates ask whether fields exist."""
+    if isinstance(prompt, str):
+        return prompt
+    return [{key: value for key, value in message.items() if value is not None} for message in prompt]

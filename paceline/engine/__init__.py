@@ -1,0 +1,8 @@
+"""Training backends behind one interface: a Hugging Face model, an optimizer, mini-batches in, full weights out."""
+
+from __future__ import annotations
+
+from paceline.engine.base import Engine, EngineSpec
+from paceline.engine.registry import get_engine, register_engine
+
+__all__ = ["Engine", "EngineSpec", "get_engine", "register_engine"]

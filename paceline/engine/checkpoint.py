@@ -1,0 +1,140 @@
+"""Training state on disk, in a form that does not depend on the backend or the number of ranks.
+
+    folder/config.json, model.safetensors   a Hugging Face model: `from_pretrained(folder)` reads it
+    folder/optimizer.pt                     AdamW's moments by parameter name, and the number of steps
+
+Rank 0 reads and writes whole tensors; nothing is unpickled (`weights_only`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from paceline.config import ModelConfig
+from paceline.engine.model import ModelKind, quiet_transformers, read_model
+from paceline.errors import CheckpointError
+
+OPTIMIZER_FILE = "optimizer.pt"
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """What is saved: the model as the backend holds it, its optimizer if it trains, and how many steps it made."""
+
+    model: PreTrainedModel
+    optimizer: Optimizer | None
+    num_steps: int
+
+
+def save_training_state(folder: Path, state: TrainingState, *, rank: int) -> None:
+    """Write `folder`; on return of rank 0 its content is on the disk. Collective."""
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    weights = get_model_state_dict(state.model, options=options)
+    training: dict[str, Any] | None = None
+    if state.optimizer is not None:
+        # An optimizer that made no step has no moments, and asking for them would count as a step.
+        moments = get_optimizer_state_dict(state.model, state.optimizer, options=options) if state.num_steps else {}
+        training = {"moments": moments.get("state", {}), "num_steps": state.num_steps}
+    if rank != 0:
+        return
+    # Gathered tensors no longer share memory, by which transformers would know a tied weight. It ties them on reading.
+    for name in _tied_duplicates(state.model):
+        weights.pop(name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with quiet_transformers():
+        state.model.save_pretrained(folder, state_dict=weights)
+    if training is not None:
+        torch.save(training, folder / OPTIMIZER_FILE)
+    for path in [*folder.iterdir(), folder]:
+        _fsync(path)
+
+
+def load_training_state(
+    folder: Path,
+    state: TrainingState,
+    *,
+    model: ModelConfig,
+    kind: ModelKind,
+    rank: int,
+    gather: Callable[[Any], list[Any]],
+) -> int:
+    """Put what `folder` holds into the model and optimizer of `state`; gives the number of steps made. Collective.
+
+    Only rank 0 reads. `gather` gives what each rank that shares the model passed; a failure is raised on all of them.
+    """
+    weights: dict[str, Any] = {}
+    training: dict[str, Any] = {}
+    failure = None
+    if rank == 0:
+        try:
+            weights = _read_weights(folder, model, kind)
+            training = _read_training(folder, state) if state.optimizer is not None else {}
+        except Exception as error:
+            failure = f"{folder} can't be loaded: {error}"
+    failure, num_steps = gather((failure, training.get("num_steps", 0)))[0]
+    if failure is not None:
+        raise CheckpointError(failure)
+
+    sharded = len(gather(None)) > 1
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=sharded)
+    set_model_state_dict(state.model, weights, options=options)
+    if state.optimizer is None:
+        return num_steps
+    if num_steps == 0:
+        state.optimizer.state.clear()
+        return num_steps
+    # The parameter groups are this run's own: hyperparameters come from its configuration, not from the checkpoint.
+    groups = get_optimizer_state_dict(state.model, state.optimizer)["param_groups"]
+    moments = {"state": training["moments"], "param_groups": groups} if rank == 0 else {}
+    set_optimizer_state_dict(state.model, state.optimizer, moments, options=options)
+    return num_steps
+
+
+def _read_weights(folder: Path, model: ModelConfig, kind: ModelKind) -> dict[str, Any]:
+    # transformers may draw random numbers for weights that it then reads.
+    with torch.random.fork_rng(devices=[]):
+        saved, missing = read_model(replace(model, path=str(folder)), kind)
+    if missing:
+        raise CheckpointError(f"its weights lack {', '.join(sorted(missing))}.")
+    return saved.state_dict()
+
+
+def _read_training(folder: Path, state: TrainingState) -> dict[str, Any]:
+    file = folder / OPTIMIZER_FILE
+    if not file.is_file():
+        raise CheckpointError(f"it has no {OPTIMIZER_FILE}; it was written by an engine that does not train.")
+    training = torch.load(file, weights_only=True, map_location="cpu")
+    expected = {name for name, parameter in state.model.named_parameters() if parameter.requires_grad}
+    if training["num_steps"] and expected != set(training["moments"]):
+        differing = expected ^ set(training["moments"])
+        raise CheckpointError(f"its optimizer belongs to another model (they differ in {min(differing)}).")
+    return training
+
+
+def _tied_duplicates(model: PreTrainedModel) -> set[str]:
+    """Second names of parameters that have several."""
+    all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return all_names - {name for name, _ in model.named_parameters()}
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,38 @@
+"""The process group that all roles of a worker process share, and what the engines need from it."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+def ensure_process_group(device: str) -> None:
+    """Join the default group described by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, unless it was joined before.
+
+    Without WORLD_SIZE the group has this process alone. On an accelerator the group has gloo too, for objects and
+    tensors in main memory.
+    """
+    if dist.is_initialized():
+        return
+    backend = "gloo"
+    if device != "cpu":
+        # Ray shows each worker its own device only; elsewhere the local rank counts over the devices of the node.
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
+        backend = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def gather_objects(value: T) -> list[T]:
+    """What each rank passed, in the order of the ranks. Collective."""
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]

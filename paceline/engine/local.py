@@ -1,0 +1,31 @@
+"""One process, no collectives: the reference for the other backends, and the fastest on a single device."""
+
+from __future__ import annotations
+
+import os
+
+from transformers import PreTrainedModel
+
+from paceline.engine.base import Engine
+from paceline.engine.model import build_model
+from paceline.engine.registry import register_engine
+from paceline.errors import ConfigError
+
+
+@register_engine("local")
+class LocalEngine(Engine):
+    """The plain model. Several ranks may each hold one to infer with; training would let their weights drift apart."""
+
+    def _build_model(self) -> PreTrainedModel:
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if self.spec.optim is not None and world_size > 1:
+            raise ConfigError(
+                f"strategy=local trains in one process, but this role has {world_size}; "
+                "set strategy=fsdp2 or give the role one device."
+            )
+        model = build_model(self.spec.model, self.spec.kind, train=self.spec.optim is not None)
+        return model.to(self.device)
+
+    @property
+    def module(self) -> PreTrainedModel:
+        return self.model

@@ -1,0 +1,61 @@
+"""Exceptions that users see. Each says what was asked, what was found and what to set; each survives pickling."""
+
+from __future__ import annotations
+
+
+class PacelineError(Exception):
+    """Base of everything that paceline raises on purpose."""
+
+
+class ConfigError(PacelineError, ValueError):
+    """One or more problems of a configuration, all listed at once.
+
+    >>> print(ConfigError(["data.train_files is empty; set it to a parquet file."]))
+    1 problem in the configuration:
+      1. data.train_files is empty; set it to a parquet file.
+    """
+
+    def __init__(self, problems: list[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        noun = "problem" if len(self.problems) == 1 else "problems"
+        lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
+        super().__init__("\n".join([f"{len(self.problems)} {noun} in the configuration:", *lines]))
+
+    def __reduce__(self):
+        return (type(self), (self.problems,))
+
+
+class DataError(PacelineError, ValueError):
+    """A data file, row or column that can't be used."""
+
+
+class UnknownDataSourceError(DataError, NotImplementedError):
+    """A `data_source` for which no scorer is known."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint that is missing, incomplete, or does not fit the run."""
+
+
+class ResourceError(PacelineError):
+    """A resource pool that the cluster can't hold."""
+
+
+class NonFiniteError(PacelineError, ArithmeticError):
+    """A loss or gradient that is NaN or infinite; raised before the optimizer step."""
+
+
+class WorkerError(PacelineError):
+    """A failure in a remote worker: which role, rank and method, and the original traceback."""
+
+    def __init__(self, role: str, rank: int, method: str, message: str, remote_traceback: str = "") -> None:
+        self.role = role
+        self.rank = rank
+        self.method = method
+        self.message = message
+        self.remote_traceback = remote_traceback
+        text = f"{role} rank {rank} failed in {method}: {message}"
+        super().__init__(f"{text}\n{remote_traceback}" if remote_traceback else text)
+
+    def __reduce__(self):
+        return (type(self), (self.role, self.rank, self.method, self.message, self.remote_traceback))

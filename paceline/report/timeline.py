@@ -1,0 +1,177 @@
+"""What every worker process did when, as a Chrome trace: open timeline.json in https://ui.perfetto.dev.
+
+Takes the records of finished remote calls, and spans that the driver measured itself; gives one group per pool, in it
+one row per worker process named by pool, roles and rank, and on the row one span per call named by its method. Times are
+microseconds since the epoch.
+
+The file grows by appending and is complete JSON after each flush, one event per line. A run that starts or resumes in a
+folder that has a timeline keeps the old one under a numbered name (timeline.1.json): a trace with hours of nothing
+between two sessions can't be read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.report.files import keep_old
+
+HEAD = b'{"displayTimeUnit":"ms","traceEvents":[\n'
+TAIL = b"\n]}\n"
+DRIVER = "driver"
+
+Span = tuple[float, float]
+"""Start and end, in seconds since the epoch."""
+
+
+class CallRecord(Protocol):
+    """One finished remote call. A record may also have `process_roles`, all roles of the process joined by "+"."""
+
+    pool: str
+    role: str
+    rank: int
+    pid: int
+    node: str
+    method: str
+    start: float
+    end: float
+    tag: dict[str, Any]
+
+
+@dataclass
+class _Row:
+    pid: int
+    tid: int
+    name: str
+
+
+class TimelineWriter:
+    """Collects events and appends them to one trace file. Spans on one row must nest or follow one another."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        keep_old(self._path)
+        self._pending: list[dict[str, Any]] = []
+        self._groups: dict[str, int] = {}
+        self._rows: dict[tuple[Any, ...], _Row] = {}
+        self._roles: dict[tuple[Any, ...], list[str]] = {}
+        self._is_empty = True
+        self._path.write_bytes(HEAD + TAIL)
+
+    def add(self, records: Iterable[CallRecord]) -> None:
+        """Take finished remote calls, in any order."""
+        for record in records:
+            args = {"role": record.role, "rank": record.rank, "pool": record.pool, **record.tag}
+            self._add_span(self._worker_row(record), record.method, record.start, record.end, args)
+
+    def add_span(self, row_name: str, name: str, start: float, end: float, args: dict[str, Any] | None = None) -> None:
+        """Take a span of the driver's own, such as a phase of the loop, on the row called `row_name`."""
+        row = self._row(DRIVER, (DRIVER, row_name), row_name, sort_index=0)
+        self._add_span(row, name, start, end, {"pool": DRIVER, **(args or {})})
+
+    def flush(self) -> None:
+        """Append what came since the last flush. The new end goes over the old one in a single write."""
+        if not self._pending:
+            return
+        lines = ",\n".join(json.dumps(event, separators=(",", ":"), default=str) for event in self._pending)
+        separator = b"" if self._is_empty else b",\n"
+        with self._path.open("r+b", buffering=0) as file:
+            file.seek(-len(TAIL), os.SEEK_END)
+            file.write(separator + lines.encode() + TAIL)
+        self._pending.clear()
+        self._is_empty = False
+
+    def close(self) -> None:
+        """Flush; nothing is held open between flushes."""
+        self.flush()
+
+    def _worker_row(self, record: CallRecord) -> _Row:
+        key = (record.pool, record.node, record.pid)
+        seen = self._roles.setdefault(key, [])
+        if record.role not in seen:
+            seen.append(record.role)
+        # Without process_roles the roles of a process show one by one, and its row is renamed as they do.
+        roles = getattr(record, "process_roles", None) or "+".join(seen)
+        return self._row(record.pool, key, f"{record.pool} {roles} rank {record.rank}", sort_index=record.rank)
+
+    def _row(self, group: str, key: tuple[Any, ...], name: str, sort_index: int) -> _Row:
+        """The row of `key`, made at first sight and renamed if its name is another by now."""
+        # Numbers start at 1: viewers take process 0 and thread 0 for the operating system's idle task.
+        if group not in self._groups:
+            self._groups[group] = len(self._groups) + 1
+            self._add_metadata("process_name", self._groups[group], 0, {"name": group})
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = _Row(pid=self._groups[group], tid=len(self._rows) + 1, name="")
+            self._add_metadata("thread_sort_index", row.pid, row.tid, {"sort_index": sort_index})
+        if row.name != name:
+            row.name = name
+            self._add_metadata("thread_name", row.pid, row.tid, {"name": name})
+        return row
+
+    def _add_metadata(self, name: str, pid: int, tid: int, args: dict[str, Any]) -> None:
+        self._pending.append({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
+
+    def _add_span(self, row: _Row, name: str, start: float, end: float, args: dict[str, Any]) -> None:
+        begin = round(start * 1e6)
+        # The difference of rounded times, so that a span never reaches into the one that follows it.
+        duration = round(end * 1e6) - begin
+        self._pending.append(
+            {"ph": "X", "name": name, "pid": row.pid, "tid": row.tid, "ts": begin, "dur": duration, "args": args}
+        )
+
+
+def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The spans of a timeline file, without the events that only name rows."""
+    trace = json.loads(Path(path).read_bytes())
+    return [event for event in trace["traceEvents"] if event["ph"] == "X"]
+
+
+def spans(path: str | os.PathLike[str], method: str, step: int | None = None) -> list[Span]:
+    """Start and end of each call of `method`, in order of start; of one step, or of all."""
+    return sorted(
+        _span(event)
+        for event in read_events(path)
+        if event["name"] == method and (step is None or event["args"].get("step") == step)
+    )
+
+
+def overlap_seconds(first: Sequence[Span], second: Sequence[Span]) -> float:
+    """How long at least one span of `first` and at least one of `second` ran at the same time.
+
+    >>> overlap_seconds([(0.0, 2.0), (1.0, 3.0)], [(2.5, 9.0)])
+    0.5
+    """
+    return sum(
+        max(0.0, min(end, other_end) - max(start, other_start))
+        for start, end in _merge(first)
+        for other_start, other_end in _merge(second)
+    )
+
+
+def busy_by_pool(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Seconds in which at least one process of a pool was at work, by pool."""
+    by_pool: dict[str, list[Span]] = {}
+    for event in events:
+        by_pool.setdefault(event["args"]["pool"], []).append(_span(event))
+    return {pool: sum(end - start for start, end in _merge(pool_spans)) for pool, pool_spans in by_pool.items()}
+
+
+def _span(event: dict[str, Any]) -> Span:
+    return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
+
+
+def _merge(intervals: Sequence[Span]) -> list[Span]:
+    """The same time covered, by intervals that don't overlap."""
+    merged: list[Span] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged

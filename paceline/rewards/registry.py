@@ -1,0 +1,87 @@
+"""Which scorer grades which `data_source`."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import ConfigError, UnknownDataSourceError
+from paceline.rewards.score import gsm8k, math
+
+__all__ = ["Scorer", "_select_rm_score_fn", "get_scorer", "known_sources", "register_scorer"]
+
+ScoreFn = Callable[..., float | dict[str, Any]]
+"""`fn(solution_str, ground_truth, extra_info=None)`: a score, or a dict with `score` and whatever else to keep."""
+BatchScoreFn = Callable[[Sequence[str], Sequence[Any], Sequence[Any]], Sequence[float | dict[str, Any] | Exception]]
+"""The same for many rows: solutions, ground truths and extra infos in; for each a result, or what went wrong."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A scorer of one response, and of many at once if it has a faster way."""
+
+    one: ScoreFn
+    many: BatchScoreFn | None = None
+
+
+_SCORERS: dict[str, Scorer] = {}
+
+
+def register_scorer(name: str, fn: ScoreFn, batch: BatchScoreFn | None = None) -> None:
+    """Grade rows of `data_source=name` with `fn`, or with `batch` where many come at once. Replaces an earlier one."""
+    check_keywords(fn, ("solution_str", "ground_truth", "extra_info"), f"The scorer of {name!r}")
+    _SCORERS[name] = Scorer(fn, batch)
+
+
+def get_scorer(data_source: str) -> Scorer:
+    """The scorer of a source; an `UnknownDataSourceError` lists the known ones."""
+    scorer = _SCORERS.get(data_source)
+    if scorer is None:
+        near = difflib.get_close_matches(str(data_source), _SCORERS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownDataSourceError(
+            f"No scorer for data_source={data_source!r}.{hint} Known: {', '.join(known_sources())}. "
+            "Set custom_reward_function.path, or add one with paceline.rewards.register_scorer."
+        )
+    return scorer
+
+
+def _select_rm_score_fn(data_source: str) -> ScoreFn:
+    """The function that scores one response of a source."""
+    return get_scorer(data_source).one
+
+
+def known_sources() -> list[str]:
+    """Sources that have a scorer."""
+    return sorted(_SCORERS)
+
+
+def check_keywords(fn: Callable[..., Any], wanted: Sequence[str], what: str) -> None:
+    """Raise a `ConfigError` unless `fn` can be called with exactly these keyword arguments."""
+    if not callable(fn):
+        raise ConfigError(f"{what} must be a function, not {type(fn).__name__}.")
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(**dict.fromkeys(wanted))
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise ConfigError(
+            f"{what} is called with the keywords {', '.join(wanted)}, but is {name}{signature}: {error}. "
+            f"Write it as {name}({', '.join(wanted)})."
+        ) from None
+
+
+for _name in ("openai/gsm8k", "gsm8k"):
+    register_scorer(_name, gsm8k.compute_score, gsm8k.compute_scores)
+for _name in (
+    "lighteval/MATH",
+    "DigitalLearningGmbH/MATH-lighteval",
+    "hendrycks/competition_math",
+    "EleutherAI/hendrycks_math",
+    "HuggingFaceH4/MATH-500",
+    "MATH",
+):
+    register_scorer(_name, math.compute_score, math.compute_scores)

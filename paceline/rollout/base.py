@@ -1,0 +1,88 @@
+"""The interface of a rollout engine, and what goes in and out of it.
+
+>>> SamplingParams(max_tokens=256, temperature=0.7, top_p=0.9)
+SamplingParams(max_tokens=256, temperature=0.7, top_p=0.9, top_k=-1, do_sample=True, ignore_eos=False)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from paceline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of a response are chosen."""
+
+    max_tokens: int
+    """Longest response in tokens, the end-of-sequence token included (>= 1)."""
+    temperature: float = 1.0
+    """Divides the logits (> 0)."""
+    top_p: float = 1.0
+    """Sample from the smallest set of most likely tokens with at least this probability, in (0, 1]."""
+    top_k: int = -1
+    """Sample among the k most likely tokens; -1 is no limit. Applied before top_p."""
+    do_sample: bool = True
+    """False always takes the most likely token; temperature, top_p and top_k then have no part."""
+    ignore_eos: bool = False
+    """Go on after the end-of-sequence token until max_tokens."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.max_tokens < 1:
+            problems.append(f"max_tokens is {self.max_tokens}; a response needs at least 1 token.")
+        if self.temperature <= 0:
+            problems.append(
+                f"temperature is {self.temperature}; set it above 0, or do_sample=False for greedy decoding."
+            )
+        if not 0 < self.top_p <= 1:
+            problems.append(f"top_p is {self.top_p}; set it in (0, 1]; 1 is no limit.")
+        if self.top_k != -1 and self.top_k < 1:
+            problems.append(f"top_k is {self.top_k}; set it to -1 for no limit, or to at least 1.")
+        if problems:
+            raise ConfigError(problems)
+
+
+@dataclass
+class Completion:
+    """One response, here with 2 as the end-of-sequence token:
+
+    Completion(token_ids=[17, 4, 2], log_probs=[-0.1, -2.3, -0.7], finished_by_eos=True)
+    """
+
+    token_ids: list[int]
+    """The sampled tokens, the end-of-sequence token included."""
+    log_probs: list[float]
+    """Log-prob of each token under the full distribution at the sampling temperature (greedy: temperature 1), that is
+    before top_p and top_k cut it: the number that a training engine recomputes."""
+    finished_by_eos: bool
+    """False: cut off at max_tokens."""
+
+
+class RolloutEngine(ABC):
+    """Samples responses. The caller repeats a prompt to get several responses to it."""
+
+    @abstractmethod
+    def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
+        """One response per prompt, in the order of the prompts.
+
+        `seeds` has one number per prompt. The random numbers of a request come from its seed alone: neither its
+        neighbours nor the order nor the process's global random state have a part in them.
+        """
+
+    @abstractmethod
+    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take new weights, named as in the Hugging Face model's state dict. All of them must come."""
+
+    @abstractmethod
+    def sleep(self) -> None:
+        """Give back the memory that only sampling needs, until `wake`."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Be ready for `generate` again."""

@@ -1,0 +1,96 @@
+"""Every column of a training batch: what it holds, who writes it, who reads it.
+
+Shapes use B responses, P prompt width (left-padded), R response width (right-padded). Everything of width R is zero
+outside `response_mask`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of the batch.
+
+    >>> COLUMNS["values"].shape, COLUMNS["values"].producer
+    (('B', 'R'), 'compute_values')
+    """
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str
+    producer: str
+    consumers: tuple[str, ...]
+    meaning: str
+
+
+_ROLLOUT = "generate_sequences"
+_SCORING = ("compute_log_prob", "compute_ref_log_prob", "compute_values")
+_UPDATES = ("update_actor", "update_critic")
+
+COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        Column("seeds", ("B",), "int64", "make_requests", ("generate_sequences",), "seed of each response"),
+        Column("prompts", ("B", "P"), "int64", _ROLLOUT, ("score",), "token ids of the prompt"),
+        Column("responses", ("B", "R"), "int64", _ROLLOUT, (*_SCORING, "score", *_UPDATES), "token ids"),
+        Column("input_ids", ("B", "P+R"), "int64", _ROLLOUT, (*_SCORING, *_UPDATES), "prompt and response"),
+        Column("attention_mask", ("B", "P+R"), "int64", _ROLLOUT, (*_SCORING, "score", *_UPDATES), "1: token"),
+        Column("position_ids", ("B", "P+R"), "int64", _ROLLOUT, (*_SCORING, *_UPDATES), "place in the text"),
+        Column(
+            "response_mask",
+            ("B", "R"),
+            "int64",
+            _ROLLOUT,
+            (*_SCORING, "compute_advantages", *_UPDATES),
+            "1 on response tokens, the end-of-sequence token included",
+        ),
+        Column("rollout_log_probs", ("B", "R"), "float32", _ROLLOUT, (), "log-probs seen while sampling"),
+        Column(
+            "old_log_probs",
+            ("B", "R"),
+            "float32",
+            "compute_log_prob",
+            ("compute_advantages", "update_actor"),
+            "log-probs under the policy before the update",
+        ),
+        Column(
+            "ref_log_prob",
+            ("B", "R"),
+            "float32",
+            "compute_ref_log_prob",
+            ("compute_advantages", "update_actor"),
+            "log-probs under the reference",
+        ),
+        Column(
+            "values", ("B", "R"), "float32", "compute_values", ("compute_advantages", "update_critic"), "state values"
+        ),
+        Column(
+            "token_level_scores", ("B", "R"), "float32", "score", ("compute_advantages",), "reward, at the last token"
+        ),
+        Column(
+            "token_level_rewards",
+            ("B", "R"),
+            "float32",
+            "compute_advantages",
+            ("compute_advantages",),
+            "scores less the KL penalty",
+        ),
+        Column(
+            "advantages",
+            ("B", "R"),
+            "float32",
+            "compute_advantages",
+            ("update_actor",),
+            "better than expected by",
+        ),
+        Column("returns", ("B", "R"), "float32", "compute_advantages", ("update_critic",), "targets of the values"),
+    )
+}
+
+MODEL_INPUTS = ["input_ids", "attention_mask", "position_ids", "responses", "response_mask"]
+"""What a forward pass over prompt and response needs."""
+
+REQUEST_COLUMNS = ["input_ids", "attention_mask", "position_ids"]
+"""What a dataset row gives to the rollout (of prompt width), beside `seeds`."""

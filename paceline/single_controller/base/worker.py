@@ -1,0 +1,101 @@
+"""The base class of what runs in a worker process."""
+
+from __future__ import annotations
+
+import os
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """Where a worker stands in its group."""
+
+    role: str = "worker"
+    pool_name: str = "local"
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+
+    def export(self) -> None:
+        """Write the variables that `torch.distributed`'s env:// rendezvous reads to this process's environment."""
+        os.environ["RANK"] = str(self.rank)
+        os.environ["WORLD_SIZE"] = str(self.world_size)
+        os.environ["LOCAL_RANK"] = str(self.local_rank)
+        os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
+        os.environ["MASTER_ADDR"] = self.master_addr
+        os.environ["MASTER_PORT"] = str(self.master_port)
+
+
+current_context: ContextVar[WorkerContext | None] = ContextVar("current_context", default=None)
+"""Set around the construction of a worker; a worker made outside of any group stands alone."""
+
+
+@dataclass(frozen=True)
+class MeshRank:
+    """A rank's place in a named mesh: which shard it gets, and whether it is the one that answers for that shard."""
+
+    dp_rank: int
+    is_collect: bool
+
+
+class Worker:
+    """One process's part of a group: `rank` of `world_size`, methods made callable from the driver by `@register`.
+
+    The context is there before `__init__` runs, so a subclass may use `self.rank` at once, and need not call
+    `super().__init__()`. Constructors should be cheap: put what loads or allocates into a registered method.
+    """
+
+    _context: WorkerContext
+    _meshes: dict[str, MeshRank]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        worker = super().__new__(cls)
+        worker._context = current_context.get() or WorkerContext()
+        worker._meshes = {}
+        return worker
+
+    @property
+    def role(self) -> str:
+        return self._context.role
+
+    @property
+    def pool_name(self) -> str:
+        return self._context.pool_name
+
+    @property
+    def rank(self) -> int:
+        return self._context.rank
+
+    @property
+    def world_size(self) -> int:
+        return self._context.world_size
+
+    @property
+    def local_rank(self) -> int:
+        """The rank among the group's workers on this node."""
+        return self._context.local_rank
+
+    @property
+    def local_world_size(self) -> int:
+        return self._context.local_world_size
+
+    def register_mesh(self, name: str, dp_rank: int, is_collect: bool) -> None:
+        """Say which data shard this rank takes in calls by mesh `name`, and whether its answer is the one to keep.
+
+        Two tensor-parallel ranks that work on one shard register the same `dp_rank`; one of them has `is_collect`.
+        Call it in the constructor or in a method that runs before the first call by this mesh.
+        """
+        self._meshes[name] = MeshRank(dp_rank, is_collect)
+
+    def mesh_rank(self, name: str) -> MeshRank:
+        if name not in self._meshes:
+            known = ", ".join(sorted(self._meshes)) or "none"
+            raise KeyError(
+                f"mesh {name!r} was not registered (registered: {known}); call self.register_mesh({name!r}, ...)."
+            )
+        return self._meshes[name]

@@ -1,0 +1,47 @@
+"""A group of workers, seen from the driver as one object."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from paceline.protocol import DataProtoFuture
+from paceline.single_controller.base.decorator import Execute, Registration, registered_methods
+from paceline.single_controller.base.dispatch import CollectFn, RankCall, only_one
+from paceline.single_controller.base.worker import MeshRank
+
+
+class WorkerGroup(ABC):
+    """`world_size` workers of one role. Every registered method of the worker's class is a method of the group."""
+
+    def __init__(self, name: str, world_size: int) -> None:
+        self.name = name
+        self.world_size = world_size
+
+    @abstractmethod
+    def submit(self, method: str, calls: list[RankCall], collect_fn: CollectFn, *, row_wise: bool) -> DataProtoFuture:
+        """Issue the calls in order and return at once; the future gives `collect_fn` of those that answer."""
+
+    @abstractmethod
+    def mesh(self, name: str) -> list[MeshRank]:
+        """Each rank's place in the mesh that the workers registered under `name`."""
+
+    def _bind_methods(self, worker_cls: type) -> None:
+        for name, registration in registered_methods(worker_cls).items():
+            if hasattr(self, name):
+                raise ValueError(f"{worker_cls.__name__}.{name} hides {type(self).__name__}.{name}; rename the method.")
+            setattr(self, name, self._make_method(name, registration))
+
+    def _make_method(self, name: str, registration: Registration) -> Callable[..., Any]:
+        mode = registration.dispatch_mode
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            calls, collect_fn = mode.dispatch_fn(self, *args, **kwargs), mode.collect_fn
+            if registration.execute_mode is Execute.RANK_ZERO:
+                calls, collect_fn = [rank_call for rank_call in calls if rank_call.rank == 0], only_one
+            future = self.submit(name, calls, collect_fn, row_wise=mode.row_wise)
+            return future.get() if registration.blocking else future
+
+        call.__name__ = name
+        return call

@@ -1,0 +1,14 @@
+"""Worker groups and resource pools on Ray."""
+
+from paceline.single_controller.ray.colocate import create_colocated_worker_cls
+from paceline.single_controller.ray.group import RayClassWithInitArgs, RayWorkerGroup
+from paceline.single_controller.ray.pool import RayResourcePool
+from paceline.single_controller.ray.watch import drain_call_records
+
+__all__ = [
+    "RayClassWithInitArgs",
+    "RayResourcePool",
+    "RayWorkerGroup",
+    "create_colocated_worker_cls",
+    "drain_call_records",
+]

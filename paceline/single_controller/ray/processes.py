@@ -1,0 +1,96 @@
+"""The worker processes of one group, or of several roles that share them: started, told where they stand, ended."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from typing import Any
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del
+
+from paceline.errors import WorkerError
+from paceline.single_controller.base.worker import WorkerContext
+from paceline.single_controller.ray.pool import RayResourcePool
+from paceline.single_controller.ray.shell import HEARTBEAT_NAMESPACE, Location, RoleSpec, WorkerShell
+from paceline.single_controller.ray.watch import PendingCall, Process, watch
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerProcesses:
+    """One process per device of the pool, each with a worker of every role."""
+
+    def __init__(
+        self,
+        pool: RayResourcePool,
+        roles: dict[str, RoleSpec],
+        *,
+        heartbeat_timeout_seconds: float,
+        ready_timeout_seconds: float,
+    ) -> None:
+        self.pool = pool
+        self.title = "+".join(roles)
+        self.processes: list[Process] = []
+        self._heartbeat_prefix = uuid.uuid4().hex
+        self._alive = True
+        # Every failure is raised once by the watch; Ray would print it again for each rank and reference.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+        options = pool.acquire(self.title, ready_timeout_seconds)
+        try:
+            for rank, actor_options in enumerate(options):
+                key = f"{self._heartbeat_prefix}/{rank}"
+                actor = ray.remote(WorkerShell).options(**actor_options).remote(self.title, rank, key)
+                self.processes.append(Process(actor, rank, key, heartbeat_timeout_seconds))
+            self._construct_workers(roles)
+        except BaseException:
+            self.shutdown()
+            raise
+        logger.info("%s: %d workers on pool %s", self.title, len(self.processes), pool.name)
+
+    def _construct_workers(self, roles: dict[str, RoleSpec]) -> None:
+        locations: list[Location] = self._ask("locate", [()] * len(self.processes))
+        nodes = [location.node_id for location in locations]
+        specs = ray.put(roles)
+        arguments = []
+        for process, location in zip(self.processes, locations, strict=True):
+            process.location = location
+            context = WorkerContext(
+                pool_name=self.pool.name,
+                rank=process.rank,
+                world_size=len(nodes),
+                local_rank=nodes[: process.rank].count(location.node_id),
+                local_world_size=nodes.count(location.node_id),
+                master_addr=locations[0].node_ip,
+                master_port=locations[0].port,
+            )
+            arguments.append((context, self.pool.threads_per_worker, specs))
+        self._ask("setup", arguments)
+
+    def _ask(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
+        """Call a method of the shells themselves; a failure is one of the workers' construction."""
+        call_id = watch.new_call_id()
+        results, calls = [], []
+        for process, args in zip(self.processes, arguments, strict=True):
+            result = getattr(process.actor, method).remote(*args)
+            calls.append(PendingCall(call_id, process, self.title, "__init__", result.binary()))
+            watch.add(result, calls[-1])
+            results.append(result)
+        return watch.fetch(results, calls)
+
+    def check_alive(self, role: str, method: str) -> None:
+        if not self._alive:
+            raise WorkerError(role, 0, method, f"the workers of {self.title} were shut down; make a new worker group.")
+
+    def shutdown(self) -> None:
+        """End the processes and give the devices back. What they still owed is forgotten."""
+        if not self._alive:
+            return
+        self._alive = False
+        watch.forget(self.processes)
+        if ray.is_initialized():
+            for process in self.processes:
+                ray.kill(process.actor)
+            _internal_kv_del(self._heartbeat_prefix, del_by_prefix=True, namespace=HEARTBEAT_NAMESPACE)
+        self.pool.release()

@@ -1,0 +1,199 @@
+"""The actor that holds a process's workers, and what the driver sends to it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+import torch
+from ray.experimental.internal_kv import _internal_kv_put
+
+from paceline.errors import WorkerError
+from paceline.protocol import DataProto
+from paceline.single_controller.base.dispatch import drop_padding
+from paceline.single_controller.base.records import CallRecord
+from paceline.single_controller.base.worker import WorkerContext, current_context
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_NAMESPACE = "paceline_heartbeat"
+HEARTBEAT_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """How to construct the worker of one role."""
+
+    cls: type
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FromValues:
+    """Stands in a call for an argument that arrives by reference: `values[start:stop]`, joined by `resolver` if any."""
+
+    start: int
+    stop: int
+    resolver: Callable[[list[Any]], Any] | None = None
+
+    def resolve(self, values: tuple[Any, ...]) -> Any:
+        if self.resolver is None:
+            return values[self.start]
+        return self.resolver(list(values[self.start : self.stop]))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One method call on one rank. Large arguments and futures are `FromValues`."""
+
+    role: str
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tag: dict[str, Any]
+    answers: bool
+    row_wise: bool
+    check_inputs: bool
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a worker process runs, and a port that is free there."""
+
+    node_id: str
+    node_ip: str
+    pid: int
+    port: int
+
+
+class WorkerShell:
+    """Constructs the workers of all roles of one process and runs their methods, one call at a time, in order.
+
+    It must stay a plain synchronous actor with one thread of calls: the order of calls rests on that. Life signs come
+    from a thread of their own, which beats also while a call runs.
+    """
+
+    def __init__(self, process_roles: str, rank: int, heartbeat_key: str) -> None:
+        self._process_roles = process_roles
+        self._rank = rank
+        self._workers: dict[str, Any] = {}
+        self._contexts: dict[str, WorkerContext] = {}
+        threading.Thread(target=_beat, args=(heartbeat_key,), name="heartbeat", daemon=True).start()
+
+    def __repr__(self) -> str:
+        return f"{self._process_roles}[{self._rank}]"  # Ray prefixes this process's output with it
+
+    def locate(self) -> Location:
+        # The socket stays bound until the process ends, so that no other program is given the port before rank 0
+        # listens on it; SO_REUSEADDR lets that happen.
+        self._port_holder = socket.socket()
+        self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._port_holder.bind(("", 0))
+        port = self._port_holder.getsockname()[1]
+        return Location(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid(), port)
+
+    def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
+        """Set the environment, then construct the worker of every role."""
+        start = time.time()
+        self._pool_name = context.pool_name
+        context.export()
+        num_threads = num_threads or max(1, _num_cores() // context.local_world_size)
+        os.environ["OMP_NUM_THREADS"] = str(num_threads)
+        torch.set_num_threads(num_threads)
+        for role, spec in roles.items():
+            self._contexts[role] = replace(context, role=role)
+            current_context.set(self._contexts[role])
+            try:
+                self._workers[role] = spec.cls(*spec.args, **spec.kwargs)
+            except Exception as error:
+                raise self._failure(role, "__init__", error) from None
+        return self._record(self._process_roles, "__init__", start, {})
+
+    @ray.method(num_returns=2)
+    def execute(self, call: Call, *values: Any) -> tuple[Any, CallRecord]:
+        """Run one call. The record is a result of its own, so that the driver can watch many calls for little."""
+        start = time.time()
+        current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
+        try:
+            args, kwargs = _fill(call, values)
+            inputs = _columns(args, kwargs) if call.check_inputs else {}
+            before = _checksums(inputs)
+            output = getattr(self._workers[call.role], call.method)(*args, **kwargs)
+            if changed := sorted(set(before.items()) - set(_checksums(inputs).items())):
+                names = ", ".join(name for name, _ in changed)
+                raise RuntimeError(
+                    f"received columns are shared with every other reader, but these were changed in place: {names}. "
+                    f"Clone a column before writing to it."
+                )
+            if call.row_wise:
+                output = drop_padding(output, [*args, *kwargs.values()])
+        except Exception as error:
+            raise self._failure(call.role, call.method, error) from None
+        return output if call.answers else None, self._record(call.role, call.method, start, call.tag)
+
+    def _failure(self, role: str, method: str, error: Exception) -> WorkerError:
+        return WorkerError(role, self._rank, method, f"{type(error).__name__}: {error}", traceback.format_exc())
+
+    def _record(self, role: str, method: str, start: float, tag: dict[str, Any]) -> CallRecord:
+        return CallRecord(
+            pool=self._pool_name,
+            process_roles=self._process_roles,
+            role=role,
+            rank=self._rank,
+            pid=os.getpid(),
+            node=ray.util.get_node_ip_address(),
+            method=method,
+            start=start,
+            end=time.time(),
+            tag=tag,
+        )
+
+
+def _num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _beat(key: str) -> None:
+    while True:
+        try:
+            _internal_kv_put(key, str(time.time()), namespace=HEARTBEAT_NAMESPACE)
+        except Exception:
+            logger.warning("heartbeat %s could not be written", key, exc_info=True)
+        time.sleep(HEARTBEAT_SECONDS)
+
+
+def _fill(call: Call, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+    def fill(value: Any) -> Any:
+        return value.resolve(values) if isinstance(value, FromValues) else value
+
+    return [fill(value) for value in call.args], {key: fill(value) for key, value in call.kwargs.items()}
+
+
+def _columns(args: list[Any], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Every tensor column of every DataProto, named `argument.column`."""
+    named = [*((str(index), arg) for index, arg in enumerate(args)), *kwargs.items()]
+    return {
+        f"{name}.{column}": tensor
+        for name, value in named
+        if isinstance(value, DataProto) and value.batch is not None
+        for column, tensor in value.batch.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+
+
+def _checksums(columns: dict[str, torch.Tensor]) -> dict[str, int]:
+    return {
+        name: zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        for name, tensor in columns.items()
+    }

@@ -1,0 +1,274 @@
+"""Waiting for calls without ever waiting in vain.
+
+Every call leaves two references: its result, and its record, which is small and fails when the call fails. The watch
+holds the records of all calls of all groups that have not finished. Whoever waits for a result waits for its record,
+and watches all the others meanwhile: when one rank fails, the rank that was asked may be stuck in a collective with it.
+
+It consumes record references, it waits in `fetch` alone, and it is unblocked by the wanted records, by the first
+failure of any call, or by a worker whose heartbeat stops. One watch per driver process, used by one thread.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.experimental.internal_kv import _internal_kv_get
+
+from paceline.errors import WorkerError
+from paceline.single_controller.base.records import CallRecord
+from paceline.single_controller.ray.shell import HEARTBEAT_NAMESPACE, Location
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 1.0
+REPORT_SECONDS = 30.0
+STARTUP_SECONDS = 300.0
+"""How long a process may take to its first heartbeat: it has to start Python and import what the worker needs."""
+SETTLE_SECONDS = 1.5
+"""How long to look for the cause after a first exception: when a process dies, its peers' collectives fail as well, and
+often first."""
+
+
+@dataclass(eq=False)
+class Process:
+    """What the driver knows of one worker process."""
+
+    actor: Any
+    rank: int
+    heartbeat_key: str
+    heartbeat_timeout_seconds: float
+    location: Location | None = None
+    last_beat: bytes | None = None
+    last_change: float = field(default_factory=time.monotonic)
+
+    def silent_seconds(self) -> float | None:
+        """Seconds of silence when they exceed the limit, else None; by the driver's clock, as nodes' clocks differ."""
+        beat = _internal_kv_get(self.heartbeat_key, namespace=HEARTBEAT_NAMESPACE)
+        now = time.monotonic()
+        if beat != self.last_beat:
+            self.last_beat, self.last_change = beat, now
+        limit = self.heartbeat_timeout_seconds if beat else max(STARTUP_SECONDS, self.heartbeat_timeout_seconds)
+        silent = now - self.last_change
+        return silent if silent > limit else None
+
+
+@dataclass(frozen=True, eq=False)
+class PendingCall:
+    """A call on one rank that has not answered."""
+
+    call_id: int
+    """The same on all ranks of a call; later calls have higher ones."""
+    process: Process
+    role: str
+    method: str
+    result_id: bytes
+    inputs: frozenset[int] = frozenset()
+    """The calls whose results are arguments of this one."""
+    issued: float = field(default_factory=time.monotonic)
+
+    def error(self, message: str, remote_traceback: str = "") -> WorkerError:
+        return WorkerError(self.role, self.process.rank, self.method, message, remote_traceback)
+
+
+@dataclass(frozen=True)
+class Failure:
+    call: PendingCall
+    error: WorkerError
+    is_death: bool
+
+
+class CallWatch:
+    """The calls of this driver process that have not finished; see the module's docstring."""
+
+    def __init__(self) -> None:
+        self._session = ""
+        self._last_call_id = 0
+        self._next_heartbeat_check = 0.0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pending: dict[ray.ObjectRef, PendingCall] = {}  # by record
+        self._record_of: dict[bytes, ray.ObjectRef] = {}  # by result id: the result itself must not be kept alive here
+        self._failures: list[Failure] = []
+        self._told: dict[bytes, WorkerError] = {}  # by result id: whoever asks for it again gets the same answer
+        self._records: deque[CallRecord] = deque(maxlen=100_000)
+
+    def new_call_id(self) -> int:
+        self._check_session()
+        self._last_call_id += 1
+        return self._last_call_id
+
+    def add(self, record: ray.ObjectRef, call: PendingCall) -> None:
+        self._pending[record] = call
+        self._record_of[call.result_id] = record
+
+    def unfinished(self, results: Iterable[ray.ObjectRef]) -> frozenset[int]:
+        """The ids of the unfinished calls that give these results."""
+        records = (self._record_of.get(result.binary()) for result in results)
+        return frozenset(self._pending[record].call_id for record in records if record is not None)
+
+    def fetch(self, results: list[ray.ObjectRef], calls: Sequence[PendingCall]) -> list[Any]:
+        """The values of `results`, which `calls` give; raises the first failure of any watched call instead."""
+        wanted = {self._record_of[result.binary()] for result in results if result.binary() in self._record_of}
+        started = time.monotonic()
+        next_report = started + REPORT_SECONDS
+        while True:
+            self._poll(POLL_SECONDS if wanted else 0.0)
+            if self._failures:
+                raise self._first_failure()
+            wanted &= self._pending.keys()
+            if not wanted:
+                break
+            self._check_heartbeats()
+            if time.monotonic() > next_report:
+                next_report += REPORT_SECONDS
+                logger.warning("waiting since %.0f s for %s", time.monotonic() - started, self._describe(wanted))
+        for result in results:
+            if result.binary() in self._told:
+                raise self._told[result.binary()]
+        try:
+            return ray.get(results)
+        except RayError:
+            raise _find_lost(results, calls) from None
+
+    def drain(self) -> list[CallRecord]:
+        """The records of the calls that finished since the last time."""
+        self._check_session()
+        self._poll(0.0)
+        records = list(self._records)
+        self._records.clear()
+        return records
+
+    def forget(self, processes: Iterable[Process]) -> None:
+        """Drop what these processes still owe; nobody waits for it any more."""
+        gone = set(processes)
+        self._drop(lambda call: call.process in gone)
+
+    def _check_session(self) -> None:
+        session = ray.get_runtime_context().get_worker_id()
+        if session != self._session:  # references of an earlier ray.init mean nothing in this one
+            self._session = session
+            self._clear()
+
+    def _poll(self, timeout_seconds: float) -> None:
+        """Move what has finished to the records or the failures; when nothing has, wait for it that long."""
+        refs = list(self._pending)
+        if not refs:
+            return
+        if timeout_seconds and not ray.wait(refs, num_returns=1, timeout=timeout_seconds, fetch_local=False)[0]:
+            return
+        for record in ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]:
+            call = self._pending.pop(record)
+            del self._record_of[call.result_id]
+            try:
+                value = ray.get(record)
+            except RayError as error:
+                self._failures.append(_to_failure(call, error))
+            else:
+                if isinstance(value, CallRecord):
+                    self._records.append(value)
+
+    def _first_failure(self) -> WorkerError:
+        """The failure to report: a death before an exception, then the earliest call.
+
+        The call's other ranks and the calls that take its result fail for the same reason; they are not reported again.
+        """
+        first = self._failures[0].call.call_id
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (
+            not any(failure.is_death for failure in self._failures)
+            and any(call.call_id == first for call in self._pending.values())
+            and time.monotonic() < deadline
+        ):
+            self._poll(0.1)
+        failure = min(self._failures, key=lambda failure: (not failure.is_death, failure.call.call_id))
+        related = {failure.call.call_id}
+        calls = [*self._pending.values(), *(failure.call for failure in self._failures)]
+        for call in sorted(calls, key=lambda call: call.call_id):
+            if call.inputs & related:
+                related.add(call.call_id)
+            if call.call_id in related:
+                self._told[call.result_id] = failure.error
+        self._drop(lambda call: call.call_id in related)
+        return failure.error
+
+    def _check_heartbeats(self) -> None:
+        if time.monotonic() < self._next_heartbeat_check:
+            return
+        self._next_heartbeat_check = time.monotonic() + POLL_SECONDS
+        oldest: dict[Process, PendingCall] = {}
+        for call in self._pending.values():
+            oldest.setdefault(call.process, call)
+        for process, call in oldest.items():
+            if (seconds := process.silent_seconds()) is not None:
+                where = (
+                    f"pid {process.location.pid} on {process.location.node_ip}" if process.location else "not started"
+                )
+                raise call.error(
+                    f"no heartbeat for {seconds:.0f} s ({where}); the process is stopped, starved or its node is gone. "
+                    f"The limit is heartbeat_timeout_seconds={process.heartbeat_timeout_seconds:g}."
+                )
+
+    def _drop(self, condition: Callable[[PendingCall], bool]) -> None:
+        for record, call in list(self._pending.items()):
+            if condition(call):
+                del self._pending[record], self._record_of[call.result_id]
+        self._failures = [failure for failure in self._failures if not condition(failure.call)]
+
+    def _describe(self, records: Iterable[ray.ObjectRef]) -> str:
+        ranks: dict[str, list[int]] = {}
+        for record in records:
+            call = self._pending[record]
+            ranks.setdefault(f"{call.role}.{call.method}", []).append(call.process.rank)
+        return ", ".join(f"{name} (ranks {', '.join(map(str, sorted(found)))})" for name, found in ranks.items())
+
+
+watch = CallWatch()
+
+
+def drain_call_records() -> list[CallRecord]:
+    """The records of all calls, of all groups of this process, that finished since the last time."""
+    return watch.drain()
+
+
+def _find_lost(results: Iterable[ray.ObjectRef], calls: Sequence[PendingCall]) -> WorkerError:
+    """Which of the results of finished calls can't be had any more, e.g. because the node that held it is gone."""
+    by_result = {call.result_id: call for call in calls}
+    for result in results:
+        try:
+            ray.get(result)
+        except RayError as error:
+            return _to_failure(by_result.get(result.binary(), calls[0]), error).error
+    return calls[0].error("its result was lost and came back; ask again.")
+
+
+def _to_failure(call: PendingCall, error: RayError) -> Failure:
+    if isinstance(error, RayTaskError):
+        if isinstance(error.cause, WorkerError):
+            return Failure(call, error.cause, is_death=False)
+        return Failure(call, call.error(f"{type(error.cause).__name__}: {error.cause}", str(error)), is_death=False)
+    message = f"{type(error).__name__}: {error}"
+    return Failure(call, call.error(message, _last_words(call.process)), is_death=isinstance(error, RayActorError))
+
+
+def _last_words(process: Process, num_lines: int = 20) -> str:
+    """The end of a dead process's stderr, when its log file is on this node."""
+    node: Any = ray._private.worker._global_node
+    if node is None or process.location is None or process.location.node_ip != ray.util.get_node_ip_address():
+        return ""
+    logs = node.get_logs_dir_path()
+    for path in glob.glob(os.path.join(logs, f"worker-*-{process.location.pid}.err")):
+        with open(path, errors="replace") as file:
+            lines = [line for line in file.readlines()[-num_lines:] if not line.startswith(":")]  # Ray's own marks
+        if lines:
+            return "last lines of its stderr:\n" + "".join(lines)
+    return ""

@@ -1,0 +1,38 @@
+"""The environment of a run's processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+PPO_RAY_RUNTIME_ENV: dict[str, dict[str, str]] = {
+    "env_vars": {
+        # Left open, tokenizers warns in every process that forks.
+        "TOKENIZERS_PARALLELISM": "true",
+        # Problems of collectives are worth a line, their start-up is not.
+        "NCCL_DEBUG": "WARN",
+        "VLLM_LOGGING_LEVEL": "WARN",
+    },
+}
+"""What every process of a run gets, unless the user says otherwise."""
+
+
+def get_ppo_ray_runtime_env() -> dict[str, dict[str, str]]:
+    """PPO_RAY_RUNTIME_ENV without the variables that the user's shell sets: those are inherited, so the shell wins."""
+    variables = PPO_RAY_RUNTIME_ENV["env_vars"]
+    return {"env_vars": {name: value for name, value in variables.items() if name not in os.environ}}
+
+
+def merged_runtime_env(user: Mapping[str, Any] | None = None, *, transfer_queue: bool = False) -> dict[str, Any]:
+    """The runtime environment for Ray: our variables under the shell's under those of the user's `runtime_env`.
+
+    The shell's values are passed on by name, since the nodes of a running cluster did not inherit them.
+    """
+    variables = dict(get_ppo_ray_runtime_env()["env_vars"])
+    variables |= {name: os.environ[name] for name in PPO_RAY_RUNTIME_ENV["env_vars"] if name in os.environ}
+    if transfer_queue:
+        variables["TRANSFER_QUEUE_ENABLE"] = "1"
+    user = dict(user or {})
+    variables |= {name: str(value) for name, value in (user.pop("env_vars", None) or {}).items()}
+    return {**user, "env_vars": variables}

@@ -1,0 +1,101 @@
+"""Checkpoints of a run: complete or absent, never half.
+
+    <run>/checkpoints/
+      global_step_20/           actor/  critic/  trainer.json
+      latest_checkpointed_iteration.txt      the step of the newest complete one
+
+A checkpoint is written under a temporary name and renamed when all of it is on disk; the pointer moves last. A
+run that is killed at any instant finds the one before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import CheckpointError
+
+LATEST = "latest_checkpointed_iteration.txt"
+STATE = "trainer.json"
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            _sync(Path(parent) / name)
+        _sync(Path(parent))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a small file so that a reader sees the old text or the new, never a part."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text)
+    _sync(temporary)
+    temporary.replace(path)
+    _sync(path.parent)
+
+
+@contextmanager
+def new_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Iterator[Path]:
+    """A folder to save roles into; it becomes the latest checkpoint when the block ends without an error."""
+    temporary = checkpoints / f".global_step_{step}.tmp"
+    final = checkpoints / f"global_step_{step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    yield temporary
+    (temporary / STATE).write_text(json.dumps(state, indent=2))
+    _sync_tree(temporary)
+    replaced = checkpoints / f".global_step_{step}.old"
+    shutil.rmtree(replaced, ignore_errors=True)
+    if final.exists():
+        final.rename(replaced)
+    temporary.rename(final)
+    _sync(checkpoints)
+    write_atomically(checkpoints / LATEST, f"{step}\n")
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def latest_checkpoint(checkpoints: Path) -> Path | None:
+    """The newest complete checkpoint of a run, or None."""
+    pointer = checkpoints / LATEST
+    if not pointer.exists():
+        return None
+    folder = checkpoints / f"global_step_{pointer.read_text().strip()}"
+    if not (folder / STATE).exists():
+        raise CheckpointError(
+            f"{pointer} names {folder.name}, which is missing or incomplete. Set trainer.resume_mode=resume_path and "
+            f"trainer.resume_from_path to a complete checkpoint, or trainer.resume_mode=disable to start anew."
+        )
+    return folder
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """The driver's part of a checkpoint: step, data position, KL coefficient."""
+    path = folder / STATE
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} can't be read ({error}).") from error
+
+
+def set_aside(checkpoints: Path) -> None:
+    """Keep an earlier run's checkpoints under another name, so that a new start in the same folder loses nothing."""
+    if not checkpoints.exists():
+        return
+    number = 1
+    while (aside := checkpoints.with_name(f"{checkpoints.name}.{number}")).exists():
+        number += 1
+    checkpoints.rename(aside)

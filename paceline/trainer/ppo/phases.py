@@ -1,0 +1,129 @@
+"""What the driver computes itself: requests, KL in the reward, advantages, and how a batch is dealt to optimizer steps.
+
+Pure functions from DataProto to DataProto; no Ray, no models.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.algorithms import kl
+from paceline.algorithms.advantages import get_adv_estimator
+from paceline.algorithms.masking import masked_mean, zero_outside
+from paceline.protocol import DataProto
+from paceline.schema import REQUEST_COLUMNS
+
+
+def make_requests(rows: dict[str, Any], *, n: int, seed: int, purpose: str, step: int) -> tuple[DataProto, DataProto]:
+    """Split collated rows into requests for the rollout and labels for the rest, each prompt n times in a row.
+
+    Every response has a seed of its own, made from (seed, purpose, step, its place), so that it does not depend on
+    which device samples it. `uid` names the group of responses to one prompt.
+    """
+    data = DataProto.from_single_dict(rows)
+    data.non_tensor_batch["uid"] = np.array([f"{purpose}-{step}-{row}" for row in range(len(data))], dtype=object)
+    labels = data.repeat(n, interleave=True)
+    requests = labels.pop(batch_keys=REQUEST_COLUMNS)
+    sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), step])
+    seeds = sequence.generate_state(len(requests), dtype=np.uint64) >> np.uint64(1)
+    requests.batch["seeds"] = torch.from_numpy(seeds.astype(np.int64))
+    return requests, labels
+
+
+def apply_kl_penalty(
+    data: DataProto, kl_ctrl: kl.KLController, kl_penalty: str = "kl"
+) -> tuple[DataProto, dict[str, float]]:
+    """Subtract the KL divergence from the reference from the scores of each token, and move the coefficient.
+
+    token_level_rewards = token_level_scores - coefficient * KL(old || reference), on response tokens.
+    """
+    mask = data.batch["response_mask"]
+    divergence = kl.kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty)
+    divergence = zero_outside(divergence, mask)
+    rewards = data.batch["token_level_scores"] - kl_ctrl.value * divergence
+    current_kl = masked_mean(divergence, mask, dim=-1).mean().item()
+    metrics = {"actor/reward_kl_penalty": current_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
+    kl_ctrl.update(current_kl, n_steps=len(data))
+    return data.union(DataProto.from_dict(tensors={"token_level_rewards": rewards})), metrics
+
+
+def compute_advantage(
+    data: DataProto,
+    adv_estimator: str,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    norm_adv_by_std_in_grpo: bool = True,
+) -> DataProto:
+    """Add `advantages` and `returns` by the registered estimator."""
+    advantages, returns = get_adv_estimator(adv_estimator)(
+        token_level_rewards=data.batch["token_level_rewards"],
+        response_mask=data.batch["response_mask"],
+        values=data.batch.get("values", None),
+        index=data.non_tensor_batch.get("uid"),
+        gamma=gamma,
+        lam=lam,
+        norm_by_std=norm_adv_by_std_in_grpo,
+    )
+    return data.union(DataProto.from_dict(tensors={"advantages": advantages, "returns": returns}))
+
+
+def num_mini_batches(num_rows: int, rows_per_mini_batch: int) -> int:
+    """Optimizer steps per pass; the last one of a smaller batch may be smaller."""
+    return -(-num_rows // rows_per_mini_batch)
+
+
+def deal_mini_batches(
+    data: DataProto,
+    *,
+    rows_per_mini_batch: int,
+    num_shards: int,
+    epochs: int = 1,
+    shuffle_seed: list[int] | None = None,
+) -> DataProto:
+    """Order the rows so that an even cut into `num_shards` gives each shard its part of every mini-batch.
+
+    Which responses form a mini-batch is decided here, over the whole batch, so the number of shards does not change
+    any update. A mini-batch that does not divide is filled up with rows whose response_mask is zero: they weigh
+    nothing, and the counts in `meta_info["mini_batches"]` leave them out. With a seed each epoch deals anew; then the
+    rows of all epochs are laid out one after another, else one layout is passed over `meta_info["passes"]` times.
+
+    With rows 0..5, mini-batches of 4 and 2 shards: mini-batch 0 is (0 1 2 3) and 1 is (4 5); shard 0 gets 0 1 4,
+    shard 1 gets 2 3 5.
+    """
+    num_rows = len(data)
+    orders = [np.arange(num_rows)]
+    if shuffle_seed is not None:
+        generator = np.random.default_rng(shuffle_seed)
+        orders = [generator.permutation(num_rows) for _ in range(epochs)]
+    tokens_per_row = data.batch["response_mask"].sum(dim=-1).numpy()
+    shards: list[list[np.ndarray]] = [[] for _ in range(num_shards)]
+    mini_batches = []
+    for order in orders:
+        for start in range(0, num_rows, rows_per_mini_batch):
+            rows = order[start : start + rows_per_mini_batch]
+            rows_per_shard = -(-len(rows) // num_shards)
+            padded = np.concatenate([rows, np.full(rows_per_shard * num_shards - len(rows), -1)])
+            for shard, part in zip(shards, padded.reshape(num_shards, rows_per_shard), strict=True):
+                shard.append(part)
+            mini_batches.append(
+                {
+                    "rows_per_shard": rows_per_shard,
+                    "num_tokens": int(tokens_per_row[rows].sum()),
+                    "num_sequences": len(rows),
+                }
+            )
+    layout = np.concatenate([part for shard in shards for part in shard])
+    dealt = data if np.array_equal(layout, np.arange(num_rows)) else data[layout.clip(min=0)]
+    padding = torch.from_numpy(layout < 0)
+    if padding.any():
+        dealt.batch["response_mask"] = dealt.batch["response_mask"].masked_fill(padding[:, None], 0)
+    dealt.meta_info = {
+        **dealt.meta_info,
+        "mini_batches": mini_batches,
+        "passes": epochs if shuffle_seed is None else 1,
+    }
+    return dealt

@@ -1,0 +1,198 @@
+"""Planning a run before anything starts: pools, the pool of each role, and both derived tables as text.
+
+Takes the configuration, gives numbers and strings; nothing here needs Ray.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from paceline.algorithms.advantages import needs_critic
+from paceline.config import PPOConfig
+from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools
+
+
+def uses_critic(cfg: PPOConfig) -> bool:
+    """Whether the estimator needs a critic."""
+    return needs_critic(cfg.algorithm.adv_estimator)
+
+
+def uses_reference(cfg: PPOConfig) -> bool:
+    """Whether a KL term needs the reference policy."""
+    return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+
+
+def plan_pools(cfg: PPOConfig) -> Pools:
+    """Devices per node of each pool that has a role; see `idle_devices` for what split placement then leaves over."""
+    pools = device_pools(cfg.trainer)
+    if not uses_critic(cfg):
+        pools.pop(CRITIC_POOL, None)
+    return pools
+
+
+def idle_devices(cfg: PPOConfig) -> int:
+    """Devices of critic_pool in split placement without a critic: the only ones that a plan leaves without a role."""
+    return sum(map(sum, device_pools(cfg.trainer).values())) - sum(map(sum, plan_pools(cfg).values()))
+
+
+def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
+    """Name of each role that this run has to the name of its pool.
+
+    With gae, split placement and a KL term:
+    {"ActorRollout": "actor_rollout_ref_pool", "RefPolicy": "actor_rollout_ref_pool", "Critic": "critic_pool"}.
+    """
+    split = cfg.trainer.placement.name == "split"
+    actor_pool = ACTOR_POOL if split else GLOBAL_POOL
+    roles = {"ActorRollout": actor_pool}
+    if uses_reference(cfg):
+        roles["RefPolicy"] = actor_pool
+    if uses_critic(cfg):
+        roles["Critic"] = CRITIC_POOL if split else GLOBAL_POOL
+    return roles
+
+
+@dataclass(frozen=True)
+class UpdatePlan:
+    """How one step's batch is cut for one trained role. Responses unless it says prompts."""
+
+    devices: int
+    mini_batch_prompts: int
+    mini_batch: int
+    """Over all devices."""
+    epochs: int
+    mini_batches: int
+    """In one pass over the batch."""
+    per_device: int
+    """Of a mini-batch, at most."""
+    micro_batch: int
+    """Per device, at most."""
+    micro_batches: int
+    """Per device and optimizer step: the gradient accumulation."""
+    tokens_per_micro_batch: int
+    """Per device, at most."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.mini_batches * self.epochs
+
+
+def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
+    """The update of the actor and, where there is one, of the critic."""
+    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    roles, pools = role_to_pool(cfg), plan_pools(cfg)
+    plans = {
+        "actor": _update_plan(
+            cfg,
+            devices=sum(pools[roles["ActorRollout"]]),
+            mini_batch_prompts=actor.ppo_mini_batch_size,
+            micro_batch=actor.ppo_micro_batch_size_per_gpu,
+            epochs=actor.ppo_epochs,
+        )
+    }
+    if "Critic" in roles:
+        plans["critic"] = _update_plan(
+            cfg,
+            devices=sum(pools[roles["Critic"]]),
+            mini_batch_prompts=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            micro_batch=critic.ppo_micro_batch_size_per_gpu,
+            epochs=critic.ppo_epochs or actor.ppo_epochs,
+        )
+    return plans
+
+
+def _update_plan(cfg: PPOConfig, *, devices: int, mini_batch_prompts: int, micro_batch: int, epochs: int) -> UpdatePlan:
+    mini_batch = mini_batch_prompts * cfg.actor_rollout_ref.rollout.n
+    per_device = ceil(mini_batch / devices)
+    micro_batch = min(micro_batch, per_device)
+    return UpdatePlan(
+        devices=devices,
+        mini_batch_prompts=mini_batch_prompts,
+        mini_batch=mini_batch,
+        epochs=epochs,
+        mini_batches=ceil(cfg.data.train_batch_size / mini_batch_prompts),
+        per_device=per_device,
+        micro_batch=micro_batch,
+        micro_batches=ceil(per_device / micro_batch),
+        tokens_per_micro_batch=micro_batch * (cfg.data.max_prompt_length + cfg.data.max_response_length),
+    )
+
+
+def batch_table(cfg: PPOConfig) -> str:
+    """What the batch sizes of a configuration come to, in which unit, per device or over all."""
+    data, n = cfg.data, cfg.actor_rollout_ref.rollout.n
+    responses = data.train_batch_size * n
+    tokens = data.max_prompt_length + data.max_response_length
+    lines = [
+        "One step",
+        _row("prompts", data.train_batch_size, "data.train_batch_size"),
+        _row("responses", responses, f"prompts x rollout.n ({n})"),
+        _row(
+            "tokens, at most",
+            responses * tokens,
+            f"responses x ({data.max_prompt_length} + {data.max_response_length})",
+        ),
+    ]
+    for role, plan in update_plans(cfg).items():
+        shared = f"over {plan.devices} device{'s' if plan.devices > 1 else ''}"
+        uneven = "" if plan.mini_batch % plan.devices == 0 else ", at most; rows that pad the last device weigh nothing"
+        last = "" if plan.per_device % plan.micro_batch == 0 else "; the last one is smaller"
+        lines += [
+            "",
+            f"Update of the {role} ({shared})",
+            _row("mini-batches per pass", plan.mini_batches, f"of {plan.mini_batch_prompts} prompts"),
+            _row("optimizer steps", plan.optimizer_steps, f"mini-batches x ppo_epochs ({plan.epochs})"),
+            _row("responses per optimizer step", plan.mini_batch, f"{plan.mini_batch_prompts} prompts x {n}, {shared}"),
+            _row("responses per device", plan.per_device, f"of an optimizer step{uneven}"),
+            _row("micro-batches per device", plan.micro_batches, f"of {plan.micro_batch} responses, accumulated{last}"),
+            _row("tokens per micro-batch", plan.tokens_per_micro_batch, "per device, at most"),
+        ]
+    return "\n".join(lines)
+
+
+def _row(name: str, number: int, meaning: str) -> str:
+    return f"  {name:<30}{number:>12,}  {meaning}"
+
+
+def placement_picture(cfg: PPOConfig) -> str:
+    """Nodes as boxes, pools as columns in them, with their devices and roles.
+
+    node 0
+    +------------------------+-------------+
+    | actor_rollout_ref_pool | critic_pool |
+    | [0] [1]                | [2] [3]     |
+    | actor, rollout         | critic      |
+    +------------------------+-------------+
+    """
+    words = {"ActorRollout": "actor, rollout", "RefPolicy": "reference", "Critic": "critic"}
+    roles: dict[str, list[str]] = {}
+    for role, pool in role_to_pool(cfg).items():
+        roles.setdefault(pool, []).append(words[role])
+    trainer, pools = cfg.trainer, device_pools(cfg.trainer)
+    # With one node all pools are on it; with several, each pool has nodes of its own.
+    if trainer.nnodes == 1:
+        nodes = [[(pool, devices[0]) for pool, devices in pools.items()]]
+    else:
+        nodes = [[(pool, count)] for pool, devices in pools.items() for count in devices]
+    kind = f" ({trainer.device})" if trainer.device else ""
+    lines = [f"Placement: {trainer.placement.name}, {trainer.nnodes} x {trainer.n_gpus_per_node} devices{kind}"]
+    for number, columns in enumerate(nodes):
+        lines += ["", f"  node {number}", *_boxes(columns, roles, cfg.algorithm.adv_estimator)]
+    return "\n".join(lines)
+
+
+def _boxes(columns: list[tuple[str, int]], roles: dict[str, list[str]], estimator: str) -> list[str]:
+    cells: list[list[str]] = []
+    first = 0
+    for pool, count in columns:
+        devices = " ".join(f"[{device}]" for device in range(first, first + count))
+        duty = ", ".join(roles[pool]) if pool in roles else f"not used: {estimator} has no critic"
+        cells.append([pool, devices, duty])
+        first += count
+    widths = [max(map(len, cell)) for cell in cells]
+    border = "  +" + "+".join("-" * (width + 2) for width in widths) + "+"
+    rows = [
+        "  |" + "|".join(f" {text:<{width}} " for text, width in zip(row, widths, strict=True)) + "|"
+        for row in zip(*cells, strict=True)
+    ]
+    return [border, *rows, border]

@@ -1,0 +1,268 @@
+"""The workers of the training loop: an engine (and a rollout) under a role's name.
+
+`ActorRolloutRefWorker` is actor, rollout, reference or any mix of them; `TrainingWorker` is the critic. Every method
+answers with a future. Inputs are read only; outputs are new columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.config import ActorRolloutRefConfig, CriticConfig, ModelConfig, OptimConfig
+from paceline.engine.base import Engine, EngineSpec, LossFn
+from paceline.engine.model import ModelKind, build_model
+from paceline.engine.registry import get_engine
+from paceline.errors import ConfigError
+from paceline.protocol import DataProto
+from paceline.rollout.base import RolloutEngine, SamplingParams
+from paceline.rollout.postprocess import prompt_token_lists, to_batch
+from paceline.rollout.registry import get_rollout
+from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
+from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
+from paceline.workers.rng import RoleRng
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every worker knows of the run besides its own section of the config."""
+
+    seed: int
+    device: str
+    total_optimizer_steps: int
+    """Optimizer steps of this role in the whole run: the length of its learning-rate schedule."""
+    max_response_length: int
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+
+
+def role_method(dispatch_mode: DispatchMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A remote method that answers with a future and draws from its own role's random state."""
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def in_role(self: EngineWorker, *args: Any, **kwargs: Any) -> Any:
+            with self.rng.swapped_in():
+                return method(self, *args, **kwargs)
+
+        return register(dispatch_mode=dispatch_mode, blocking=False)(in_role)
+
+    return decorate
+
+
+class EngineWorker(Worker):
+    """What all roles have: a random state, training over dealt mini-batches, checkpoints."""
+
+    def __init__(self, role: str, run: RunContext) -> None:
+        super().__init__()
+        self.role_name = role
+        self.run = run
+        self.rng = RoleRng(run.seed, role, self.rank)
+
+    def build_engine(
+        self,
+        strategy: str,
+        model: ModelConfig,
+        *,
+        kind: ModelKind,
+        optim: OptimConfig | None = None,
+        grad_clip: float = 1.0,
+    ) -> Engine:
+        spec = EngineSpec(
+            model=model,
+            kind=kind,
+            optim=optim,
+            grad_clip=grad_clip,
+            total_optimizer_steps=self.run.total_optimizer_steps,
+            device=self.run.device,
+        )
+        engine = get_engine(strategy)(spec)
+        engine.initialize()
+        return engine
+
+    def train(
+        self,
+        engine: Engine,
+        data: DataProto,
+        make_loss: Callable[[MiniBatch], LossFn],
+        *,
+        micro_batch_size: int,
+        temperature: float = 1.0,
+    ) -> list[dict[str, float]]:
+        """One optimizer step per mini-batch, in the order that the driver dealt (`deal_mini_batches`)."""
+        metrics = []
+        for _ in range(data.meta_info["passes"]):
+            start = 0
+            for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
+                shard = data[start : start + mini_batch.rows_per_shard]
+                start += mini_batch.rows_per_shard
+                metrics.append(
+                    engine.train_batch(
+                        shard, make_loss(mini_batch), micro_batch_size=micro_batch_size, temperature=temperature
+                    )
+                )
+        return metrics
+
+    @property
+    def trained_engine(self) -> Engine | None:
+        """The engine whose state a checkpoint holds; None for frozen roles."""
+        raise NotImplementedError
+
+    def on_new_weights(self) -> None:
+        """Called after the trained engine's weights changed."""
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Weights, optimizer, schedule and this rank's random state, in a folder that exists."""
+        if self.trained_engine is not None:
+            self.trained_engine.save(Path(folder))
+        self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def load_checkpoint(self, folder: str) -> None:
+        if self.trained_engine is not None:
+            self.trained_engine.load(Path(folder))
+            self.on_new_weights()
+        saved = Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt"
+        if saved.exists():  # with more ranks than at saving, the new ones keep the state that they were seeded with
+            self.rng.load(saved)
+
+
+class ActorRolloutRefWorker(EngineWorker):
+    """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
+
+    def __init__(self, config: ActorRolloutRefConfig, role: str, run: RunContext) -> None:
+        super().__init__(role, run)
+        self.config = config
+        parts = set(role.split("_"))
+        if not parts or parts - {"actor", "rollout", "ref"}:
+            raise ConfigError(f"role {role!r} is not a mix of actor, rollout and ref, such as actor_rollout.")
+        self.is_actor, self.is_rollout, self.is_ref = (part in parts for part in ("actor", "rollout", "ref"))
+        self.actor: Engine | None = None
+        self.reference: Engine | None = None
+        self.rollout: RolloutEngine | None = None
+        self.rollout_is_stale = False
+
+    @property
+    def trained_engine(self) -> Engine | None:
+        return self.actor
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        config = self.config
+        if self.is_actor:
+            self.actor = self.build_engine(
+                config.actor.strategy,
+                config.model,
+                kind="causal_lm",
+                optim=config.actor.optim,
+                grad_clip=config.actor.grad_clip,
+            )
+        if self.is_ref:
+            self.reference = self.build_engine(config.actor.strategy, config.model, kind="causal_lm")
+        if self.is_rollout:
+            self.rollout = self._build_rollout()
+
+    def _build_rollout(self) -> RolloutEngine:
+        """On the actor's own weights where they lie whole in this process, else on a copy that follows them."""
+        shared = self.actor.module if self.actor is not None else None
+        model = build_model(self.config.model, "causal_lm", train=False) if shared is None else shared
+        also_ends = model.generation_config.eos_token_id  # chat models end a turn by a token of their own
+        also_ends = also_ends if isinstance(also_ends, list) else [also_ends]
+        return get_rollout(self.config.rollout.name)(
+            model.to(self.run.device),
+            eos_token_ids={*self.run.eos_token_ids, *also_ends} - {None},
+            pad_token_id=self.run.pad_token_id,
+            max_num_seqs=self.config.rollout.max_num_seqs,
+        )
+
+    def on_new_weights(self) -> None:
+        # A copy is refreshed when it is next used, so that a save between two updates costs no gather.
+        self.rollout_is_stale = self.is_rollout and self.actor.module is None
+
+    @role_method(Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """One response per row, sampled as `meta_info["sampling"]` says with the row's own seed."""
+        if self.rollout_is_stale:
+            self.rollout.update_weights(self.actor.named_full_weights())
+            self.rollout_is_stale = False
+        sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
+        completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
+        return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
+
+    @role_method(Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, data: DataProto) -> DataProto:
+        """Log-probs of the responses under the policy as it is now."""
+        output = self.actor.infer_batch(
+            data,
+            micro_batch_size=self.config.rollout.log_prob_micro_batch_size_per_gpu,
+            temperature=self.config.rollout.temperature,
+        )
+        return DataProto.from_dict(tensors={"old_log_probs": output["log_probs"]})
+
+    @role_method(Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, data: DataProto) -> DataProto:
+        """Log-probs of the responses under the frozen reference."""
+        output = self.reference.infer_batch(
+            data,
+            micro_batch_size=self.config.ref.log_prob_micro_batch_size_per_gpu,
+            temperature=self.config.rollout.temperature,
+        )
+        return DataProto.from_dict(tensors={"ref_log_prob": output["log_probs"]})
+
+    @role_method(Dispatch.DP_COMPUTE_METRIC)
+    def update_actor(self, data: DataProto) -> dict[str, float]:
+        """PPO's policy update over the dealt mini-batches; metrics of the whole update."""
+        config = self.config.actor
+        steps = self.train(
+            self.actor,
+            data,
+            lambda mini_batch: actor_loss(config, mini_batch),
+            micro_batch_size=config.ppo_micro_batch_size_per_gpu,
+            temperature=self.config.rollout.temperature,
+        )
+        self.on_new_weights()
+        return mean_metrics(steps, "actor")
+
+
+class TrainingWorker(EngineWorker):
+    """The critic. Subclass it to change its model, its values or its loss."""
+
+    def __init__(self, config: CriticConfig, role: str, run: RunContext) -> None:
+        super().__init__(role, run)
+        self.config = config
+        self.engine: Engine | None = None
+
+    @property
+    def trained_engine(self) -> Engine | None:
+        return self.engine
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        config = self.config
+        self.engine = self.build_engine(
+            config.strategy, config.model, kind="value", optim=config.optim, grad_clip=config.grad_clip
+        )
+
+    @role_method(Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, data: DataProto) -> DataProto:
+        """The value of the state before each response token."""
+        output = self.engine.infer_batch(data, micro_batch_size=self.config.forward_micro_batch_size_per_gpu)
+        return DataProto.from_dict(tensors={"values": output["values"]})
+
+    @role_method(Dispatch.DP_COMPUTE_METRIC)
+    def update_critic(self, data: DataProto) -> dict[str, float]:
+        """The value update over the dealt mini-batches; metrics of the whole update."""
+        steps = self.train(
+            self.engine,
+            data,
+            lambda mini_batch: critic_loss(self.config, mini_batch),
+            micro_batch_size=self.config.ppo_micro_batch_size_per_gpu,
+        )
+        return mean_metrics(steps, "critic")

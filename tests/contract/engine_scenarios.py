@@ -1,0 +1,357 @@
+"""What every training backend must do, as one program that each of its ranks runs.
+
+`run_backend` starts the ranks, each calls `run_scenarios` and leaves what it saw in a file. The tests compare these
+observations with the `local` backend's and with plain transformers. One start for all scenarios: importing torch and
+transformers takes longer than everything else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from tensordict import TensorDict
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from paceline.config import ModelConfig, OptimConfig
+from paceline.engine import Engine, EngineSpec, get_engine
+from paceline.engine.base import LossFn
+from paceline.engine.model import ModelKind
+from paceline.errors import CheckpointError, NonFiniteError
+from paceline.protocol import DataProto
+
+NUM_ROWS = 6
+PROMPT_WIDTH = 8
+RESPONSE_WIDTH = 6
+TEMPERATURE = 0.7
+PADDING_ROW = 3
+MAX_GRAD_NORM = 1e-3
+HEAD_SEED = 7
+STEPS = 5
+STEPS_BEFORE_SAVE = 3
+
+# (valid prompt tokens, valid response tokens) of each row. No row fills its width, so every micro-batch can be cropped.
+LENGTHS = [(3, 4), (6, 5), (1, 2), (5, 3), (4, 5), (2, 1)]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A strategy and the number of ranks to try it with."""
+
+    strategy: str
+    num_ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.strategy}-{self.num_ranks}"
+
+
+@dataclass(frozen=True)
+class Models:
+    """Folders of Qwen2 models: causal LMs with tied and with separate embeddings, and a sequence classifier."""
+
+    tied: Path
+    untied: Path
+    classifier: Path
+
+
+def make_mini_batch(seed: int = 0) -> DataProto:
+    """A whole mini-batch with ragged rows, of which one is padding that dispatch added."""
+    generator = torch.Generator().manual_seed(seed)
+    width = PROMPT_WIDTH + RESPONSE_WIDTH
+    attention_mask = torch.zeros(NUM_ROWS, width, dtype=torch.int64)
+    for row, (num_prompt, num_response) in enumerate(LENGTHS):
+        attention_mask[row, PROMPT_WIDTH - num_prompt : PROMPT_WIDTH + num_response] = 1
+    response_mask = attention_mask[:, PROMPT_WIDTH:].clone()
+    response_mask[PADDING_ROW] = 0
+    # Id 0 is the padding token; it is a token like others where the attention mask says so.
+    input_ids = torch.randint(0, 99, (NUM_ROWS, width), generator=generator) * attention_mask
+    return DataProto.from_dict(
+        {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
+            "response_mask": response_mask,
+            "advantages": torch.randn(NUM_ROWS, RESPONSE_WIDTH, generator=generator) * response_mask,
+            "returns": torch.randn(NUM_ROWS, RESPONSE_WIDTH, generator=generator) * response_mask,
+            "targets": torch.randn(NUM_ROWS, generator=generator),
+        }
+    )
+
+
+def policy_loss(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    """Policy gradient with an entropy bonus, divided by the number of response tokens of the whole mini-batch."""
+    mask = micro_batch["response_mask"]
+    gain = micro_batch["advantages"] * output["log_probs"] + 0.1 * output["entropy"]
+    return -(gain * mask).sum() / num_tokens(), {"tokens": mask.sum(), "entropy": output["entropy"].sum()}
+
+
+def value_loss(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    mask = micro_batch["response_mask"]
+    return ((output["values"] - micro_batch["returns"]) ** 2 * mask).sum() / num_tokens(), {"tokens": mask.sum()}
+
+
+def score_loss(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    return ((output["scores"] - micro_batch["targets"]) ** 2).sum() / NUM_ROWS, {}
+
+
+def num_tokens() -> int:
+    return sum(num_response for row, (_, num_response) in enumerate(LENGTHS) if row != PADDING_ROW)
+
+
+LOSSES: dict[ModelKind, LossFn] = {"causal_lm": policy_loss, "value": value_loss, "sequence_classification": score_loss}
+
+OPTIM = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.1)
+# The gradient itself is looked at, so it is not clipped.
+SPEC = EngineSpec(model=ModelConfig(), kind="causal_lm", optim=OPTIM, grad_clip=1e6, total_optimizer_steps=STEPS)
+
+
+class Rank:
+    """One rank of a backend under test: its rows, its engines, what it has seen."""
+
+    def __init__(self, backend: Backend, models: Models, rank: int) -> None:
+        self.backend = backend
+        self.models = models
+        self.rank = rank
+        self.seen: dict[str, Any] = {}
+
+    def engine(self, spec: EngineSpec = SPEC, folder: Path | None = None) -> Engine:
+        # Another seed on each rank: a new head must be rank 0's all the same.
+        torch.manual_seed(HEAD_SEED + self.rank)
+        model = replace(spec.model, path=str(folder or self.models.tied))
+        engine = get_engine(self.backend.strategy)(replace(spec, model=model))
+        engine.initialize()
+        return engine
+
+    def shard(self, data: DataProto, sizes: list[int] | None = None) -> DataProto:
+        sizes = sizes or [len(data) // self.backend.num_ranks] * self.backend.num_ranks
+        start = sum(sizes[: self.rank])
+        return data[start : start + sizes[self.rank]]
+
+    def train(self, engine: Engine, *, steps: int = STEPS, first: int = 0, micro_batch_size: int = 2) -> list[dict]:
+        loss_fn = LOSSES[engine.spec.kind]
+        return [
+            engine.train_batch(
+                self.shard(make_mini_batch(seed)), loss_fn, micro_batch_size=micro_batch_size, temperature=TEMPERATURE
+            )
+            for seed in range(first, first + steps)
+        ]
+
+
+def full_weights(engine: Engine) -> dict[str, Tensor]:
+    return {name: weight.clone() for name, weight in engine.named_full_weights()}
+
+
+def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
+    """A list that gets the whole gradients of each optimizer step from now on."""
+    gradients: list[dict[str, Tensor]] = []
+
+    def record(*_: Any) -> None:
+        full = {}
+        for name, parameter in engine.model.named_parameters():
+            grad = parameter.grad
+            full[name] = (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
+        gradients.append(full)
+
+    engine.optimizer.register_step_pre_hook(record)
+    return gradients
+
+
+def infer(rank: Rank) -> None:
+    """Every kind of model, at two micro-batch sizes; inputs and random state must stay as they are."""
+    data = rank.shard(make_mini_batch())
+    before = {name: column.clone() for name, column in data.batch.items()}
+    folders = {
+        "causal_lm": rank.models.tied,
+        "value": rank.models.tied,
+        "sequence_classification": rank.models.classifier,
+    }
+    for kind, folder in folders.items():
+        engine = rank.engine(replace(SPEC, kind=kind, optim=None), folder)
+        random_state = torch.get_rng_state()
+        for size in (1, NUM_ROWS):
+            rank.seen[f"infer/{kind}/{size}"] = engine.infer_batch(data, micro_batch_size=size, temperature=TEMPERATURE)
+        rank.seen[f"infer/{kind}/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
+    rank.seen["infer/inputs_kept"] = all(torch.equal(before[name], data.batch[name]) for name in before)
+
+
+def weights_out(rank: Rank) -> None:
+    for name in ("tied", "untied"):
+        engine = rank.engine(folder=getattr(rank.models, name))
+        # What a forward pass gathered must be given back, or weights and steps would see it.
+        engine.infer_batch(rank.shard(make_mini_batch()), micro_batch_size=2)
+        rank.seen[f"weights/{name}"] = full_weights(engine)
+        rank.train(engine, steps=1)
+        rank.seen[f"weights/{name}/trained"] = full_weights(engine)
+
+
+def train(rank: Rank) -> None:
+    """Five steps of each kind: metrics, the gradients of the steps, the weights."""
+    folders = {
+        "causal_lm": rank.models.tied,
+        "value": rank.models.untied,
+        "sequence_classification": rank.models.classifier,
+    }
+    for kind, folder in folders.items():
+        engine = rank.engine(replace(SPEC, kind=kind), folder)
+        gradients = record_gradients(engine)
+        random_state = torch.get_rng_state()
+        rank.seen[f"train/{kind}/metrics"] = rank.train(engine)
+        rank.seen[f"train/{kind}/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
+        rank.seen[f"train/{kind}/gradients"] = gradients[0]
+        rank.seen[f"train/{kind}/weights"] = full_weights(engine)
+
+
+def train_in_other_micro_batches(rank: Rank) -> None:
+    for size in (1, NUM_ROWS):
+        engine = rank.engine()
+        gradients = record_gradients(engine)
+        rank.seen[f"micro/{size}/metrics"] = rank.train(engine, micro_batch_size=size)
+        rank.seen[f"micro/{size}/gradients"] = gradients[0]
+        rank.seen[f"micro/{size}/weights"] = full_weights(engine)
+
+
+def train_with_uneven_shards(rank: Rank) -> None:
+    """The first rank has all rows but one for each other rank, so the others run out of micro-batches."""
+    others = rank.backend.num_ranks - 1
+    sizes = [NUM_ROWS - others] + [1] * others
+    engine = rank.engine()
+    gradients = record_gradients(engine)
+    data = rank.shard(make_mini_batch(), sizes)
+    rank.seen["uneven/metrics"] = engine.train_batch(data, policy_loss, micro_batch_size=1, temperature=TEMPERATURE)
+    rank.seen["uneven/gradients"] = gradients[0]
+    rank.seen["uneven/infer"] = engine.infer_batch(data, micro_batch_size=1)["log_probs"].shape
+
+
+def train_with_gradient_checkpointing(rank: Rank) -> None:
+    engine = rank.engine(replace(SPEC, model=ModelConfig(enable_gradient_checkpointing=True)))
+    rank.seen["checkpointing/active"] = engine.model.is_gradient_checkpointing
+    gradients = record_gradients(engine)
+    rank.train(engine, steps=1)
+    rank.seen["checkpointing/gradients"] = gradients[0]
+
+
+def clip(rank: Rank) -> None:
+    engine = rank.engine(replace(SPEC, grad_clip=MAX_GRAD_NORM))
+    gradients = record_gradients(engine)
+    rank.seen["clip/metrics"] = rank.train(engine, steps=1)[0]
+    rank.seen["clip/gradients"] = gradients[0]
+
+
+def stop_before_non_finite_steps(rank: Rank) -> None:
+    """A NaN on the last rank only must stop every rank, and leave an engine that trains on as if nothing had been."""
+    last = rank.rank == rank.backend.num_ranks - 1
+    data = rank.shard(make_mini_batch())
+
+    def nan_loss(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        return output["log_probs"].sum() * (float("nan") if last else 1.0), {}
+
+    def nan_gradient(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+        # The square root of 0 is 0, with an infinite slope.
+        return (0.0 * output["log_probs"].sum()).sqrt() if last else output["log_probs"].sum(), {}
+
+    engine = rank.engine()
+    before = full_weights(engine)
+    for name, loss_fn in {"loss": nan_loss, "gradient": nan_gradient}.items():
+        rank.seen[f"nonfinite/{name}"] = failure(
+            NonFiniteError, lambda loss_fn=loss_fn: engine.train_batch(data, loss_fn, micro_batch_size=2)
+        )
+    rank.seen["nonfinite/weights_kept"] = equal(before, full_weights(engine))
+    rank.seen["nonfinite/metrics"] = rank.train(engine)
+
+
+def save_and_load(rank: Rank, folder: Path, reference: Path) -> None:
+    """Interrupted training must equal uninterrupted training bit for bit; another backend's state must load too."""
+    engine = rank.engine()
+    engine.save(folder / "fresh")
+    rank.train(engine, steps=STEPS_BEFORE_SAVE)
+    random_state = torch.get_rng_state()
+    engine.save(folder / "saved")
+    rank.seen["saved/at_save"] = full_weights(engine)
+    rank.train(engine, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
+    rank.seen["saved/uninterrupted"] = full_weights(engine)
+
+    def resume(source: Path, first: int) -> dict[str, Tensor]:
+        other = rank.engine()
+        rank.train(other, steps=1, first=9)  # Leaves nothing of its own behind.
+        other.load(source)
+        rank.train(other, steps=STEPS - first, first=first)
+        return full_weights(other)
+
+    rank.seen["saved/resumed"] = resume(folder / "saved", STEPS_BEFORE_SAVE)
+    rank.seen["saved/resumed_from_fresh"] = resume(folder / "fresh", 0)
+    rank.seen["saved/resumed_from_reference"] = resume(reference / "saved", STEPS_BEFORE_SAVE)
+    torch.set_rng_state(random_state)
+    engine.load(folder / "saved")
+    rank.seen["saved/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
+    rank.seen["saved/loaded"] = full_weights(engine)
+    rank.seen["saved/missing"] = failure(CheckpointError, lambda: engine.load(folder / "nowhere"))
+
+
+def move(rank: Rank) -> None:
+    """On a machine without accelerator there is one place to be; training goes on there."""
+    engine = rank.engine()
+    rank.train(engine, steps=1)
+    engine.to("cpu")
+    rank.train(engine, steps=STEPS - 1, first=1)
+    rank.seen["moved/weights"] = full_weights(engine)
+    rank.seen["moved/module_is_shared"] = engine.module is not None
+
+
+def failure(expected: type[Exception], call: Callable[[], Any]) -> str:
+    """The message of the exception that `call` raises; empty if it raises none."""
+    try:
+        call()
+    except expected as error:
+        return str(error)
+    return ""
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def run_scenarios(backend: Backend, models: Models, folder: Path, reference: Path, rank: int) -> dict[str, Any]:
+    this = Rank(backend, models, rank)
+    infer(this)
+    weights_out(this)
+    train(this)
+    train_in_other_micro_batches(this)
+    train_with_uneven_shards(this)
+    train_with_gradient_checkpointing(this)
+    clip(this)
+    stop_before_non_finite_steps(this)
+    save_and_load(this, folder, reference)
+    move(this)
+    return this.seen
+
+
+def run_backend(backend: Backend, models: Models, folder: Path, reference: Path) -> list[dict[str, Any]]:
+    """What each rank saw. A single rank runs in this process."""
+    folder.mkdir()
+    if backend.num_ranks == 1:
+        try:
+            return [run_scenarios(backend, models, folder, reference, 0)]
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    mp.spawn(_run_rank, (backend, models, folder, reference, port), nprocs=backend.num_ranks)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(backend.num_ranks)]
+
+
+def _run_rank(rank: int, backend: Backend, models: Models, folder: Path, reference: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    environment = {"RANK": rank, "WORLD_SIZE": backend.num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in environment.items()})
+    torch.save(run_scenarios(backend, models, folder, reference, rank), folder / f"rank{rank}.pt")
+    dist.destroy_process_group()

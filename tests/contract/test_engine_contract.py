@@ -1,0 +1,320 @@
+"""The contract of training backends: see engine_scenarios for what each of them runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from paceline.engine import get_engine
+from tests.contract import engine_scenarios as scenarios
+from tests.contract.engine_scenarios import (
+    HEAD_SEED,
+    MAX_GRAD_NORM,
+    NUM_ROWS,
+    PADDING_ROW,
+    PROMPT_WIDTH,
+    RESPONSE_WIDTH,
+    STEPS,
+    TEMPERATURE,
+    Backend,
+    Models,
+)
+from tests.tiny import make_tiny_model
+
+# Add a backend here to hold it to the contract. The first is what the others are compared with.
+BACKENDS = [Backend("local", 1), Backend("fsdp2", 1), Backend("fsdp2", 2)]
+KINDS = ["causal_lm", "value", "sequence_classification"]
+
+
+@dataclass
+class Run:
+    """What the ranks of a backend saw, and the folder that they saved in."""
+
+    backend: Backend
+    ranks: list[dict[str, Any]]
+    folder: Path
+
+    def __getitem__(self, name: str) -> Any:
+        """What rank 0 saw; for rows, use `rows`."""
+        return self.ranks[0][name]
+
+    def rows(self, name: str) -> dict[str, Tensor]:
+        return {column: torch.cat([seen[name][column] for seen in self.ranks]) for column in self.ranks[0][name]}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    folder = tmp_path_factory.mktemp("models")
+    tied = make_tiny_model(folder / "tied", seed=0)
+    untied = make_tiny_model(folder / "untied", seed=1, tie_word_embeddings=False)
+    torch.manual_seed(2)
+    AutoModelForSequenceClassification.from_pretrained(tied, num_labels=1).save_pretrained(folder / "classifier")
+    return Models(tied, untied, folder / "classifier")
+
+
+@pytest.fixture(scope="module")
+def reference(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("reference") / "saved"
+    return Run(BACKENDS[0], scenarios.run_backend(BACKENDS[0], models, folder, reference=folder), folder)
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids=str)
+def run(
+    request: pytest.FixtureRequest, models: Models, reference: Run, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    if request.param == reference.backend:
+        return reference
+    folder = tmp_path_factory.mktemp("run") / "saved"
+    return Run(request.param, scenarios.run_backend(request.param, models, folder, reference.folder), folder)
+
+
+def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(
+            one[name], other[name], atol=tolerance, rtol=0, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
+def close_metrics(one: dict[str, float], other: dict[str, float]) -> None:
+    assert one == pytest.approx(other, rel=1e-5, abs=1e-6)
+
+
+def unpadded_rows() -> list[tuple[int, Tensor, int]]:
+    """(row, its tokens without padding, how many of them are the response)."""
+    batch = scenarios.make_mini_batch().batch
+    return [
+        (row, batch["input_ids"][row][batch["attention_mask"][row] == 1], num_response)
+        for row, (_, num_response) in enumerate(scenarios.LENGTHS)
+    ]
+
+
+def load_value_model(folder: Path) -> PreTrainedModel:
+    torch.manual_seed(HEAD_SEED)
+    return AutoModelForTokenClassification.from_pretrained(folder, num_labels=1)
+
+
+@torch.no_grad()
+def test_log_probs_and_entropy_are_those_of_each_row_alone(run: Run, models: Models) -> None:
+    model = AutoModelForCausalLM.from_pretrained(models.tied)
+    log_probs = torch.zeros(NUM_ROWS, RESPONSE_WIDTH)
+    entropy = torch.zeros(NUM_ROWS, RESPONSE_WIDTH)
+    for row, tokens, num_response in unpadded_rows():
+        if row == PADDING_ROW:
+            continue
+        logits = model(tokens[None]).logits[0, -num_response - 1 : -1]
+        distribution = torch.distributions.Categorical(logits=logits / TEMPERATURE)
+        log_probs[row, :num_response] = distribution.log_prob(tokens[-num_response:])
+        entropy[row, :num_response] = distribution.entropy()
+    close(run.rows("infer/causal_lm/1"), {"log_probs": log_probs, "entropy": entropy}, 1e-5)
+
+
+@torch.no_grad()
+def test_values_are_those_of_the_tokens_that_predict_the_response(run: Run, models: Models) -> None:
+    model = load_value_model(models.tied)
+    values = torch.zeros(NUM_ROWS, RESPONSE_WIDTH)
+    for row, tokens, num_response in unpadded_rows():
+        if row != PADDING_ROW:
+            values[row, :num_response] = model(tokens[None]).logits[0, -num_response - 1 : -1, 0]
+    close(run.rows("infer/value/1"), {"values": values}, 1e-5)
+
+
+@torch.no_grad()
+def test_scores_are_those_of_the_last_token_that_the_mask_covers(run: Run, models: Models) -> None:
+    model = AutoModelForSequenceClassification.from_pretrained(models.classifier)
+    # One row at a time and no padding token: transformers then takes the last token.
+    model.config.pad_token_id = None
+    scores = torch.stack([model(tokens[None]).logits[0, 0] for _, tokens, _ in unpadded_rows()])
+    close(run.rows("infer/sequence_classification/1"), {"scores": scores}, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_inference_depends_neither_on_micro_batches_nor_on_backends(run: Run, reference: Run, kind: str) -> None:
+    outputs = run.rows(f"infer/{kind}/{NUM_ROWS}")
+    close(outputs, run.rows(f"infer/{kind}/1"), 1e-5)
+    close(outputs, reference.rows(f"infer/{kind}/1"), 1e-5)
+    assert all(output.dtype == torch.float32 and not output.is_inference() for output in outputs.values())
+
+
+def test_inputs_and_random_state_stay_as_they_are(run: Run) -> None:
+    for seen in run.ranks:
+        kept = {name: value for name, value in seen.items() if name.endswith("_kept")}
+        assert len(kept) == 9
+        assert all(kept.values()), kept
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_full_weights_have_the_names_and_values_of_the_hugging_face_model(run: Run, models: Models, name: str) -> None:
+    expected = AutoModelForCausalLM.from_pretrained(getattr(models, name)).state_dict()
+    for seen in run.ranks:
+        assert scenarios.equal(seen[f"weights/{name}"], dict(expected))
+        trained = seen[f"weights/{name}/trained"]
+        assert not torch.equal(trained["lm_head.weight"], expected["lm_head.weight"])
+        tied = torch.equal(trained["lm_head.weight"], trained["model.embed_tokens.weight"])
+        assert tied == (name == "tied")
+
+
+def bare_training(models: Models) -> tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]:
+    """Five steps of the policy in plain PyTorch, on the rows one by one: metrics, first gradients, weights."""
+    model = AutoModelForCausalLM.from_pretrained(models.tied)
+    optim = scenarios.OPTIM
+    optimizer = torch.optim.AdamW(model.parameters(), lr=optim.lr, weight_decay=optim.weight_decay)
+    metrics, gradients = [], {}
+    for step, lr in enumerate(expected_learning_rates()):
+        batch = scenarios.make_mini_batch(step).batch
+        loss = torch.zeros(())
+        for row, (_, num_response) in enumerate(scenarios.LENGTHS):
+            if row == PADDING_ROW:
+                continue
+            tokens = batch["input_ids"][row][batch["attention_mask"][row] == 1]
+            logits = model(tokens[None]).logits[0, -num_response - 1 : -1]
+            distribution = torch.distributions.Categorical(logits=logits / TEMPERATURE)
+            gain = batch["advantages"][row, :num_response] * distribution.log_prob(tokens[-num_response:])
+            loss = loss - (gain + 0.1 * distribution.entropy()).sum() / scenarios.num_tokens()
+        optimizer.zero_grad()
+        loss.backward()
+        gradients = gradients or {name: p.grad.clone() for name, p in model.named_parameters()}
+        grad_norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.step()
+        metrics.append({"loss": loss.item(), "grad_norm": grad_norm, "lr": lr})
+    return metrics, gradients, dict(model.state_dict())
+
+
+def expected_learning_rates() -> list[float]:
+    """Two steps of warm-up to 1e-3, then down a line that would reach 1e-4 at step 5."""
+    return [5e-4, 1e-3, 1e-3, 7e-4, 4e-4]
+
+
+def test_training_equals_plain_pytorch(run: Run, models: Models) -> None:
+    metrics, gradients, weights = bare_training(models)
+    seen = run["train/causal_lm/metrics"]
+    for step in range(STEPS):
+        close_metrics({name: seen[step][name] for name in metrics[step]}, metrics[step])
+    close(run["train/causal_lm/gradients"], gradients, 1e-6)
+    close(run["train/causal_lm/weights"], weights, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_equals_the_reference(run: Run, reference: Run, kind: str) -> None:
+    for seen in run.ranks:
+        for metrics, expected in zip(seen[f"train/{kind}/metrics"], reference[f"train/{kind}/metrics"], strict=True):
+            close_metrics(metrics, expected)
+        close(seen[f"train/{kind}/gradients"], reference[f"train/{kind}/gradients"], 1e-6)
+        close(seen[f"train/{kind}/weights"], reference[f"train/{kind}/weights"], 1e-5)
+
+
+def test_metrics_are_sums_over_the_mini_batch_without_padding_rows(run: Run) -> None:
+    entropy = run.rows("infer/causal_lm/1")["entropy"].sum().item()
+    for seen in run.ranks:
+        metrics = seen["train/causal_lm/metrics"][0]
+        assert metrics["tokens"] == scenarios.num_tokens()
+        assert metrics["entropy"] == pytest.approx(entropy, rel=1e-5)
+        assert set(metrics) == {"tokens", "entropy", "loss", "grad_norm", "lr"}
+
+
+@pytest.mark.parametrize("size", [1, NUM_ROWS])
+def test_micro_batch_size_does_not_change_the_update(run: Run, size: int) -> None:
+    for metrics, expected in zip(run[f"micro/{size}/metrics"], run["train/causal_lm/metrics"], strict=True):
+        close_metrics(metrics, expected)
+    close(run[f"micro/{size}/gradients"], run["train/causal_lm/gradients"], 1e-6)
+    close(run[f"micro/{size}/weights"], run["train/causal_lm/weights"], 1e-5)
+
+
+def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference: Run) -> None:
+    for seen in run.ranks:
+        close_metrics(seen["uneven/metrics"], reference["train/causal_lm/metrics"][0])
+        close(seen["uneven/gradients"], reference["train/causal_lm/gradients"], 1e-6)
+    assert sum(seen["uneven/infer"][0] for seen in run.ranks) == NUM_ROWS
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:
+    assert run["checkpointing/active"]
+    close(run["checkpointing/gradients"], reference["train/causal_lm/gradients"], 1e-6)
+
+
+def test_gradients_are_clipped_by_their_global_norm(run: Run, reference: Run) -> None:
+    unclipped = reference["train/causal_lm/metrics"][0]["grad_norm"]
+    assert unclipped > MAX_GRAD_NORM
+    for seen in run.ranks:
+        assert seen["clip/metrics"]["grad_norm"] == pytest.approx(unclipped, rel=1e-5)
+    expected = reference["train/causal_lm/gradients"]
+    close(run["clip/gradients"], {name: grad * MAX_GRAD_NORM / unclipped for name, grad in expected.items()}, 1e-8)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_before_the_step(run: Run) -> None:
+    last = run.backend.num_ranks - 1
+    for rank, seen in enumerate(run.ranks):
+        assert f"loss is nan on rank {last}" in seen["nonfinite/loss"]
+        assert "gradient norm is nan" in seen["nonfinite/gradient"]
+        assert f"rank {rank}" in seen["nonfinite/gradient"]
+        assert seen["nonfinite/metrics"] == seen["train/causal_lm/metrics"]
+
+
+def test_resumed_training_equals_uninterrupted_training_bit_for_bit(run: Run) -> None:
+    for seen in run.ranks:
+        assert scenarios.equal(seen["saved/loaded"], seen["saved/at_save"])
+        assert scenarios.equal(seen["saved/resumed"], seen["saved/uninterrupted"])
+        assert scenarios.equal(seen["saved/resumed_from_fresh"], seen["saved/uninterrupted"])
+        assert scenarios.equal(seen["saved/uninterrupted"], seen["train/causal_lm/weights"])
+
+
+def test_training_goes_on_from_the_reference_backends_state(run: Run, reference: Run) -> None:
+    close(run["saved/resumed_from_reference"], reference["saved/uninterrupted"], 1e-5)
+
+
+def test_the_reference_backend_goes_on_from_this_backends_state(run: Run, reference: Run, models: Models) -> None:
+    rank = scenarios.Rank(reference.backend, models, rank=0)
+    engine = rank.engine()
+    engine.load(run.folder / "saved")
+    assert scenarios.equal(scenarios.full_weights(engine), run["saved/at_save"])
+    rank.train(engine, steps=STEPS - scenarios.STEPS_BEFORE_SAVE, first=scenarios.STEPS_BEFORE_SAVE)
+    close(scenarios.full_weights(engine), run["saved/uninterrupted"], 1e-5)
+
+
+def test_saved_weights_are_a_hugging_face_model(run: Run) -> None:
+    folder = run.folder / "saved"
+    model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert type(model).__name__ == "Qwen2ForCausalLM"
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert scenarios.equal(dict(model.state_dict()), run["saved/at_save"])
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - a tied weight is written once
+    assert model.config.architectures == ["Qwen2ForCausalLM"]
+
+
+def test_a_missing_checkpoint_is_an_error_on_every_rank(run: Run) -> None:
+    for seen in run.ranks:
+        assert "nowhere" in seen["saved/missing"]
+
+
+def test_moving_the_engine_does_not_change_training(run: Run) -> None:
+    assert scenarios.equal(run["moved/weights"], run["train/causal_lm/weights"])
+    assert run["moved/module_is_shared"] == (run.backend.strategy == "local")
+
+
+def test_every_backend_is_registered_under_its_name() -> None:
+    for backend in BACKENDS:
+        assert get_engine(backend.strategy).__name__.lower().startswith(backend.strategy)
+
+
+def test_the_scenarios_crop_padding(models: Models) -> None:
+    """The comparisons with single rows mean little if no micro-batch has columns to cut."""
+    attended = scenarios.make_mini_batch().batch["attention_mask"].any(dim=0)
+    assert not attended[0]
+    assert not attended[-1]
+    assert attended[PROMPT_WIDTH]

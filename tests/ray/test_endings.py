@@ -1,0 +1,93 @@
+"""However a run ends, no worker process is left behind, and the last words say why."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.runs import as_overrides, base_config, make_material
+
+PATIENCE_SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_material(tmp_path_factory.mktemp("material"))
+
+
+def start(material: Path, run_dir: Path, **changes: object) -> subprocess.Popen:
+    command = [
+        sys.executable,
+        "-m",
+        "paceline.trainer.main_ppo",
+        *as_overrides(base_config(material, run_dir, **changes)),
+    ]
+    with (run_dir.parent / "output.txt").open("w") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for_step(process: subprocess.Popen, run_dir: Path) -> None:
+    deadline = time.time() + PATIENCE_SECONDS
+    metrics = run_dir / "metrics.jsonl"
+    while time.time() < deadline:
+        if metrics.exists() and '"step": 1' in metrics.read_text():
+            return
+        assert process.poll() is None, (run_dir.parent / "output.txt").read_text()
+        time.sleep(0.2)
+    raise TimeoutError((run_dir.parent / "output.txt").read_text())
+
+
+def descendants(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not [process.cmdline() for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "terminal"])
+def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: Path, whole_group: bool) -> None:
+    """Ctrl-C in a terminal reaches the whole process group; `kill -INT` only the process."""
+    process = start(material, tmp_path / "run", trainer__total_training_steps=100000)
+    wait_for_step(process, tmp_path / "run")
+    children = descendants(process)
+    assert any("ray::" in " ".join(child.cmdline()) for child in children)
+    if whole_group:
+        import os
+
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    assert_gone(children)
+    assert "Traceback" not in (tmp_path / "output.txt").read_text().split("step 1")[0]
+
+
+def test_a_failing_run_says_why_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "calls = []\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    calls.append(1)\n"
+        "    if len(calls) > 200:\n"
+        "        raise ValueError('no more rewards today')\n"
+        "    return 0.5\n"
+    )
+    process = start(
+        material,
+        tmp_path / "run",
+        trainer__total_training_steps=100000,
+        custom_reward_function__path=str(reward),
+    )
+    wait_for_step(process, tmp_path / "run")
+    children = descendants(process)
+    assert process.wait(timeout=60) == 1
+    assert_gone(children)
+    assert "no more rewards today" in (tmp_path / "output.txt").read_text()

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from paceline.config.checks import RANGES, KnownNames, check_config, validate
+from paceline.config.describe import docstring
+from paceline.config.keys import known_keys
+from paceline.config.load import load_config
+from paceline.errors import ConfigError
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def with_changes(good: dict[str, Any], changes: dict[str, Any], files: dict[str, Path]) -> Any:
+    config = OmegaConf.create(good)
+    for key, value in changes.items():
+        OmegaConf.update(config, key, value.format(**files) if isinstance(value, str) else value, force_add=True)
+    return config
+
+
+def test_the_smallest_config_has_no_problem(good: dict[str, Any]):
+    assert validate(good) == load_config(good)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2},
+        {"trainer.n_gpus_per_node": 4, "trainer.placement.name": "split"},
+        {"trainer.n_gpus_per_node": 3, "trainer.placement.name": "split", "trainer.placement.critic_devices": 1},
+        {"trainer.nnodes": 2, "trainer.placement.name": "split", f"{ACTOR}.strategy": "local"},
+        {
+            "algorithm.adv_estimator": "grpo",
+            f"{ROLLOUT}.n": 2,
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.name": "split",
+        },
+        {"actor_rollout_ref.model.path": "org/name"},
+        {"data.train_files": ["{train}", "{train}"]},
+        {"critic.strategy": "local", f"{ACTOR}.strategy": "local"},
+        {"data.val_files": "{train}", "trainer.test_freq": 5, "trainer.val_only": True},
+        # With grpo there is no critic, so its model and mini-batch have no part.
+        {
+            "algorithm.adv_estimator": "grpo",
+            f"{ROLLOUT}.n": 2,
+            "critic.model.path": "{missing}/model",
+            "critic.ppo_mini_batch_size": 7,
+        },
+    ],
+)
+def test_good_configs_have_no_problem(good: dict[str, Any], files: dict[str, Path], changes: dict[str, Any]):
+    if isinstance(changes.get("data.train_files"), list):
+        changes = {"data.train_files": [str(files["train"])] * 2}
+    validate(with_changes(good, changes, files))
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    # Choices
+    ({"algorithm.adv_estimator": "gea"}, "algorithm.adv_estimator='gea' is not known; did you mean gae?"),
+    ({"algorithm.adv_estimator": "rloo"}, "algorithm.adv_estimator=rloo is not supported yet; use gae or grpo."),
+    ({f"{ACTOR}.policy_loss.loss_mode": "vanila"}, "did you mean vanilla?"),
+    ({f"{ACTOR}.policy_loss.loss_mode": "gspo"}, "loss_mode=gspo is not supported yet; use vanilla."),
+    ({f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp is not supported yet; use fsdp2."),
+    ({f"{ACTOR}.strategy": "fsdp3"}, f"{ACTOR}.strategy='fsdp3' is not known; did you mean fsdp2?"),
+    ({"critic.strategy": "megatron"}, "critic.strategy=megatron is not supported yet; use fsdp2."),
+    ({f"{ROLLOUT}.name": "vllm"}, f"{ROLLOUT}.name=vllm is not supported yet; use native."),
+    ({f"{ROLLOUT}.name": "nativ"}, "did you mean native?"),
+    ({"trainer.logger": ["console", "wandb"]}, "trainer.logger=wandb is not supported yet; use tensorboard"),
+    ({"trainer.logger": ["tensorbord"]}, "trainer.logger='tensorbord' is not known; did you mean tensorboard?"),
+    # Ranges
+    ({"algorithm.gamma": 5}, "algorithm.gamma=5.0 is out of range; set it in [0, 1]."),
+    ({"algorithm.lam": -0.1}, "algorithm.lam=-0.1 is out of range"),
+    ({"algorithm.kl_ctrl.horizon": 0}, "algorithm.kl_ctrl.horizon=0 is out of range; set it to a number >= 1."),
+    ({"algorithm.kl_ctrl.kl_coef": -1}, "algorithm.kl_ctrl.kl_coef=-1.0 is out of range"),
+    ({f"{ACTOR}.clip_ratio": -1}, f"{ACTOR}.clip_ratio=-1.0 is out of range; set it to a number >= 0."),
+    ({f"{ACTOR}.clip_ratio_c": 1.0}, f"{ACTOR}.clip_ratio_c=1.0 is out of range; set it to a number > 1."),
+    ({f"{ACTOR}.optim.lr": -1e-6}, f"{ACTOR}.optim.lr=-1e-06 is out of range"),
+    ({f"{ACTOR}.optim.betas": [0.9, 1.0]}, f"{ACTOR}.optim.betas=[0.9, 1.0] is out of range; set each in [0, 1)."),
+    ({"critic.optim.lr_warmup_steps_ratio": 2}, "critic.optim.lr_warmup_steps_ratio=2.0 is out of range"),
+    ({"critic.grad_clip": 0}, "critic.grad_clip=0.0 is out of range; set it to a number > 0."),
+    ({f"{ACTOR}.ppo_mini_batch_size": 0}, f"{ACTOR}.ppo_mini_batch_size=0 is out of range"),
+    ({f"{ACTOR}.ppo_micro_batch_size_per_gpu": -2}, f"{ACTOR}.ppo_micro_batch_size_per_gpu=-2 is out of range"),
+    ({f"{ROLLOUT}.n": 0}, f"{ROLLOUT}.n=0 is out of range"),
+    ({f"{ROLLOUT}.temperature": 0}, f"{ROLLOUT}.temperature=0.0 is out of range"),
+    ({f"{ROLLOUT}.top_p": 1.5}, f"{ROLLOUT}.top_p=1.5 is out of range; set it in (0, 1]."),
+    ({f"{ROLLOUT}.top_k": 0}, f"{ROLLOUT}.top_k=0 is out of range; set it to a number >= 1, or -1."),
+    ({"data.max_response_length": 0}, "data.max_response_length=0 is out of range"),
+    ({"data.train_max_samples": -5}, "data.train_max_samples=-5 is out of range"),
+    ({"trainer.n_gpus_per_node": 0}, "trainer.n_gpus_per_node=0 is out of range; set it to a number >= 1."),
+    ({"trainer.nnodes": -1}, "trainer.nnodes=-1 is out of range"),
+    ({"trainer.save_freq": 0}, "trainer.save_freq=0 is out of range; set it to a number >= 1, or -1."),
+    ({"trainer.total_training_steps": 0}, "trainer.total_training_steps=0 is out of range"),
+    ({"trainer.heartbeat_timeout_seconds": 0}, "trainer.heartbeat_timeout_seconds=0.0 is out of range"),
+    # Files and models
+    ({"data.train_files": None}, "data.train_files is not set; set it to a parquet file"),
+    ({"data.train_files": []}, "data.train_files is not set"),
+    ({"data.train_files": "{missing}"}, "data.train_files: there is no file {missing}."),
+    ({"data.train_files": "{empty}"}, "data.train_files: {empty} is a folder."),
+    ({"data.val_files": "{text}"}, "data.val_files: {text} is not a parquet file."),
+    ({"data.prompt_key": ""}, "data.prompt_key is empty"),
+    ({"actor_rollout_ref.model.path": None}, "actor_rollout_ref.model.path is not set"),
+    ({"actor_rollout_ref.model.path": "{missing}"}, "actor_rollout_ref.model.path: there is no folder {missing}."),
+    ({"actor_rollout_ref.model.path": "{empty}"}, "{empty} has no config.json"),
+    ({"actor_rollout_ref.model.path": "org/name with space"}, "is neither a folder nor a hub id"),
+    ({"actor_rollout_ref.model.tokenizer_path": "./nowhere"}, "actor_rollout_ref.model.tokenizer_path: there is no"),
+    ({"critic.model.path": "{missing}"}, "critic.model.path: there is no folder {missing}."),
+    ({"custom_reward_function.path": "{missing}.py"}, "custom_reward_function.path: there is no file {missing}.py."),
+    ({"custom_reward_function.name": "a b"}, "custom_reward_function.name='a b' is no name of a function"),
+    ({"trainer.default_local_dir": "{train}"}, "trainer.default_local_dir: {train} is a file."),
+    ({"ray_kwargs.timeline_json_file": "{empty}"}, "ray_kwargs.timeline_json_file: {empty} is a folder."),
+    # Batches
+    (
+        {"data.train_batch_size": 16},
+        f"{ACTOR}.ppo_mini_batch_size=256 is more than data.train_batch_size=16; both count prompts. "
+        f"Set {ACTOR}.ppo_mini_batch_size to 16 or one of its divisors.",
+    ),
+    (
+        {"data.train_batch_size": 1000},
+        "does not divide data.train_batch_size=1000: the last mini-batch would be smaller than the others. "
+        f"Set {ACTOR}.ppo_mini_batch_size to a divisor, such as 250.",
+    ),
+    ({"critic.ppo_mini_batch_size": 300}, "critic.ppo_mini_batch_size=300 does not divide data.train_batch_size=1024"),
+    (
+        {f"{ACTOR}.ppo_mini_batch_size": 2, "trainer.n_gpus_per_node": 4},
+        f"{ACTOR}.ppo_mini_batch_size=2 gives 2 responses per optimizer step for the 4 devices of global_pool",
+    ),
+    # Algorithm and sampling
+    (
+        {"algorithm.adv_estimator": "grpo"},
+        f"{ROLLOUT}.n=1 with algorithm.adv_estimator=grpo: a response is compared with others",
+    ),
+    (
+        {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2, "trainer.critic_warmup": 3},
+        "trainer.critic_warmup=3 with algorithm.adv_estimator=grpo, which has no critic.",
+    ),
+    ({"reward_model.enable": True}, "reward_model.enable=True is not supported yet."),
+    ({f"{ROLLOUT}.n": 4, f"{ROLLOUT}.do_sample": False}, "greedy decoding gives the same response 4 times"),
+    ({f"{ROLLOUT}.val_kwargs.n": 4}, f"Set {ROLLOUT}.val_kwargs.do_sample=True or {ROLLOUT}.val_kwargs.n=1."),
+    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "is not supported by the native rollout"),
+    # Placement
+    ({"trainer.placement.name": "split"}, "trainer.placement.name=split wants at least two devices"),
+    (
+        {"trainer.placement.name": "split", "trainer.n_gpus_per_node": 3},
+        "trainer.n_gpus_per_node=3 does not divide into two equal pools; set trainer.placement.critic_devices",
+    ),
+    (
+        {"trainer.placement.name": "split", "trainer.nnodes": 3},
+        "trainer.nnodes=3 does not divide into two equal pools",
+    ),
+    (
+        {"trainer.placement.name": "split", "trainer.n_gpus_per_node": 4, "trainer.placement.critic_devices": 4},
+        "trainer.placement.critic_devices=4 leaves a pool without devices: trainer.n_gpus_per_node=4. "
+        "Set it from 1 to 3.",
+    ),
+    ({"trainer.placement.critic_devices": 1}, "has no part in colocated placement"),
+    (
+        {f"{ACTOR}.strategy": "local", "trainer.n_gpus_per_node": 2},
+        f"{ACTOR}.strategy=local trains on one device, and global_pool has 2.",
+    ),
+    (
+        {"critic.strategy": "local", "trainer.n_gpus_per_node": 4, "trainer.placement.name": "split"},
+        "critic.strategy=local trains on one device, and critic_pool has 2.",
+    ),
+    ({"trainer.cpus_per_device": 0}, "trainer.cpus_per_device=0 on a CPU"),
+    # The run
+    ({"trainer.val_only": True}, "trainer.val_only=True has nothing to validate on; set data.val_files."),
+    ({"trainer.test_freq": 5}, "trainer.test_freq=5 has nothing to validate on"),
+    ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path is not set"),
+    (
+        {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "{missing}"},
+        "trainer.resume_from_path: there is no folder {missing}.",
+    ),
+    ({"trainer.resume_from_path": "{empty}"}, "trainer.resume_from_path has no part in trainer.resume_mode=auto"),
+    ({"trainer.project_name": ""}, "trainer.project_name is empty; set it to a name."),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD, ids=[" ".join(changes) for changes, _ in BAD])
+def test_a_bad_config_is_refused_with_one_message(
+    good: dict[str, Any], files: dict[str, Path], changes: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError) as caught:
+        validate(with_changes(good, changes, files))
+    [problem] = caught.value.problems
+    assert message.format(**files) in problem
+
+
+def test_problems_of_keys_and_of_values_are_listed_together(good: dict[str, Any], files: dict[str, Path]):
+    changes = {"trainer.nodes": 2, "algorithm.gamma": 5, "trainer.seed": "x", "data.train_files": "{missing}"}
+    with pytest.raises(ConfigError) as caught:
+        validate(with_changes(good, changes, files))
+    assert [problem.split()[0].rstrip(":") for problem in caught.value.problems] == [
+        "trainer.seed",
+        "trainer.nodes",
+        "algorithm.gamma=5.0",
+        "data.train_files",
+    ]
+
+
+def test_a_key_of_wrong_type_gets_no_second_message_about_its_default():
+    with pytest.raises(ConfigError) as caught:
+        validate({"data": {"train_files": 3}, "actor_rollout_ref": {"model": {"path": "org/name"}}})
+    assert len(caught.value.problems) == 1
+
+
+def test_an_unreadable_file_is_a_problem(good: dict[str, Any], files: dict[str, Path], monkeypatch):
+    # Root may read everything, so the answer of the system is replaced.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="can't be read by this user"):
+        validate(good)
+
+
+def test_names_that_users_registered_are_accepted(good: dict[str, Any], files: dict[str, Path]):
+    config = load_config(with_changes(good, {"algorithm.adv_estimator": "mine"}, files))
+    assert check_config(config)
+    assert not check_config(config, known=KnownNames(adv_estimators=("gae", "grpo", "mine")))
+
+
+def test_cpus_may_be_0_where_gpus_count_devices(good: dict[str, Any], files: dict[str, Path]):
+    config = load_config(with_changes(good, {"trainer.cpus_per_device": 0}, files))
+    assert check_config(config, device="cpu")
+    assert not check_config(config, device="cuda")
+
+
+def test_every_checked_range_is_documented_under_its_field():
+    # "-1" has a meaning of its own, which the docstring tells after it.
+    undocumented = [key for key, allowed in RANGES.items() if repr(allowed) not in docstring(known_keys()[key])]
+    as_written = {"trainer.test_freq", "trainer.save_freq"}  # ">= 1, and at the end; or -1"
+    assert set(undocumented) == as_written
+    assert all(">= 1" in docstring(known_keys()[key]) and "or -1" in docstring(known_keys()[key]) for key in as_written)
+
+
+def test_every_number_has_a_range():
+    numbers = {key.name for key in known_keys().values() if key.hint in (int, float, int | None, float | None)}
+    assert numbers == set(RANGES)

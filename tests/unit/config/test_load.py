@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from paceline.config import PPOConfig
+from paceline.config.keys import known_keys
+from paceline.config.load import load_config, to_dict, to_dictconfig
+from paceline.config.unsupported import UNSUPPORTED_KEYS
+from paceline.errors import ConfigError
+
+SHIPPED = Path(__file__).parents[3] / "paceline/trainer/config/ppo_trainer.yaml"
+
+
+def problems_of(config) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config)
+    return caught.value.problems
+
+
+def test_nothing_gives_all_defaults():
+    assert load_config({}) == PPOConfig()
+    assert load_config(OmegaConf.create()) == PPOConfig()
+
+
+def test_a_subset_and_the_shipped_yaml_with_it_give_the_same_config(tmp_path: Path):
+    subset = OmegaConf.create({"trainer": {"nnodes": 3}, "critic": {"optim": {"lr": 2e-5}}})
+    whole = OmegaConf.merge(OmegaConf.load(SHIPPED), subset)
+    cfg = load_config(subset)
+    assert cfg == load_config(whole)
+    assert cfg.trainer.nnodes == 3
+    assert cfg.critic.optim.lr == 2e-5
+    assert cfg.critic.optim.weight_decay == PPOConfig().critic.optim.weight_decay
+
+
+def test_the_critic_keeps_its_own_default_learning_rate_when_a_sibling_key_is_set():
+    assert load_config({"critic": {"optim": {"weight_decay": 0.1}}}).critic.optim.lr == 1e-5
+
+
+def test_a_complete_config_survives_the_way_through_dicts_and_dictconfig():
+    cfg = load_config({"trainer": {"logger": ["console"]}, "ray_kwargs": {"ray_init": {"num_cpus": 2}}})
+    assert load_config(cfg) == cfg
+    assert load_config(to_dict(cfg)) == cfg
+    assert load_config(to_dictconfig(cfg)) == cfg
+
+
+def test_the_result_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load_config({}).trainer.nnodes = 2  # type: ignore[misc]
+
+
+def test_the_dictconfig_of_a_config_refuses_unknown_keys():
+    config = to_dictconfig(PPOConfig())
+    with pytest.raises(AttributeError):
+        _ = config.trainer.nnodez
+
+
+@pytest.mark.parametrize("text", ["1e-6", "1.0e-6", "0.000001"])
+def test_numbers_written_in_any_yaml_way_are_numbers(text: str):
+    assert load_config({"critic": {"optim": {"lr": text}}}).critic.optim.lr == 1e-6
+
+
+def test_a_whole_number_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NUM_NODES", "4")
+    assert load_config(OmegaConf.create({"trainer": {"nnodes": "${oc.env:NUM_NODES}"}})).trainer.nnodes == 4
+
+
+def test_interpolations_reach_keys_that_only_the_defaults_have():
+    cfg = load_config({"data": {"val_batch_size": "${data.train_batch_size}"}})
+    assert cfg.data.val_batch_size == PPOConfig().data.train_batch_size
+
+
+def test_a_section_may_refer_to_another():
+    config = {"actor_rollout_ref": {"model": {"path": "org/name"}}, "critic": {"model": "${actor_rollout_ref.model}"}}
+    assert load_config(config).critic.model.path == "org/name"
+
+
+def test_an_empty_section_is_its_defaults():
+    assert load_config(OmegaConf.create("trainer:\ndata:\n  shuffle: false\n")).trainer == PPOConfig().trainer
+
+
+def test_one_name_stands_for_a_list_of_one():
+    assert load_config({"trainer": {"logger": "console"}}).trainer.logger == ["console"]
+
+
+def test_what_ray_init_holds_is_the_users_own():
+    ray_init = {"num_cpus": 2, "runtime_env": {"env_vars": {"A": "b"}}}
+    assert load_config({"ray_kwargs": {"ray_init": ray_init}}).ray_kwargs.ray_init == ray_init
+
+
+def test_paths_are_expanded_and_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    cfg = load_config(
+        {
+            "data": {"train_files": ["~/a.parquet", "b.parquet"]},
+            "actor_rollout_ref": {"model": {"path": "model", "tokenizer_path": "org/name"}},
+        }
+    )
+    assert cfg.data.train_files == [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
+    assert cfg.actor_rollout_ref.model.path == str(tmp_path / "model")
+    assert cfg.actor_rollout_ref.model.tokenizer_path == "org/name"
+
+
+def test_all_problems_are_listed_at_once():
+    found = problems_of({"traner": 1, "trainer": {"nnodes": "two", "resume_mode": "atuo"}, "data": {"seed": "???"}})
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"actor_rollout_ref": {"actor": {"clip_ration": 0.2}}},
+            "actor_rollout_ref.actor.clip_ration is not a key; did you mean actor_rollout_ref.actor.clip_ratio?",
+        ),
+        (
+            {"actor_rollout_ref": {"clip_ratio": 0.2}},
+            "actor_rollout_ref.clip_ratio is not a key; did you mean actor_rollout_ref.actor.clip_ratio?",
+        ),
+        ({"traner": {"nnodes": 2}}, "traner is not a key; did you mean trainer?"),
+        ({"trainer": {"gpus_per_node": 2}}, "did you mean trainer.n_gpus_per_node?"),
+        (
+            {"actor_rollout_ref": {"actor": {"ppo_micro_batch_size": 2}}},
+            "did you mean actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu?",
+        ),
+        ({"xyzzy": 1}, "xyzzy is not a key."),
+        ({"trainer": {"nnodes": 1.5}}, "trainer.nnodes wants a whole number; got 1.5 (float)."),
+        ({"trainer": {"nnodes": True}}, "trainer.nnodes wants a whole number; got True (bool)."),
+        ({"trainer": {"nnodes": None}}, "trainer.nnodes wants a whole number; got null."),
+        ({"trainer": {"val_only": 1}}, "trainer.val_only wants true or false; got 1 (int)."),
+        ({"trainer": {"experiment_name": 7}}, "quote it twice: \"trainer.experiment_name='7'\""),
+        ({"trainer": {"logger": [1]}}, "trainer.logger wants a list, each item text"),
+        ({"trainer": 3}, "trainer is a section and wants keys below it; got 3 (int)."),
+        ({"algorithm": {"gamma": "much"}}, "algorithm.gamma wants a finite number; got 'much' (str)."),
+        ({"algorithm": {"gamma": float("nan")}}, "algorithm.gamma wants a finite number"),
+        ({"critic": {"optim": {"betas": [0.9]}}}, "critic.optim.betas wants a list of 2, each item a finite number"),
+        ({"critic": {"ppo_epochs": "x"}}, "critic.ppo_epochs wants a whole number or null"),
+        ({"data": {"train_files": 3}}, "data.train_files wants text or a list, each item text or null"),
+        ({"ray_kwargs": {"ray_init": [1]}}, "ray_kwargs.ray_init wants a section with keys of its own"),
+        ({"trainer": {"resume_mode": "atuo"}}, "trainer.resume_mode='atuo' is not known; did you mean auto?"),
+        ({"trainer": {"placement": {"name": "splitted"}}}, "did you mean split? Known: colocated, split."),
+        ({"trainer": {"device": "gpu"}}, "trainer.device=gpu is not known; GPUs are cuda."),
+        ({"data": {"truncation": "lefft"}}, "data.truncation='lefft' is not known; did you mean left?"),
+        ({"algorithm": {"kl_penalty": "k4"}}, "Known: kl, k1, abs, mse, k2, low_var_kl, k3."),
+        ({"algorithm": {"kl_ctrl": {"type": "adaptiv"}}}, "did you mean adaptive?"),
+        ({"critic": {"loss_agg_mode": "token_mean"}}, "did you mean token-mean?"),
+        ({"critic": {"optim": {"lr_scheduler_type": "cosin"}}}, "did you mean cosine?"),
+        ({"actor_rollout_ref": {"actor": {"kl_loss_type": "low_var"}}}, "did you mean low_var_kl?"),
+        ({"data": {"seed": "???"}}, "data.seed is marked as missing (???); set it."),
+        ({"data": {"seed": "${trainer.sede}"}}, "data.seed can't be resolved: Interpolation key 'trainer.sede'"),
+        (
+            {"actor_rollout_ref": {"actor": {"fsdp_config": {"param_offload": True}}}},
+            "actor_rollout_ref.actor.fsdp_config is not supported yet",
+        ),
+    ],
+)
+def test_a_bad_key_or_type_says_what_is_wanted(config, message: str):
+    assert message in problems_of(config)[0]
+
+
+# The public keys of launch scripts that are neither ours nor nonsense, one of each.
+FOREIGN = [
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+    "actor_rollout_ref.model.use_remove_padding",
+    "actor_rollout_ref.actor.use_dynamic_bsz",
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.enable_chunked_prefill",
+    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+    "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
+    "critic.model.fsdp_config.param_offload",
+    "critic.model.use_remove_padding",
+    "critic.use_dynamic_bsz",
+    "critic.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.enforce_eager",
+    "actor_rollout_ref.rollout.free_cache_engine",
+    "actor_rollout_ref.rollout.max_num_batched_tokens",
+    "actor_rollout_ref.rollout.load_format",
+    "actor_rollout_ref.rollout.mode",
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.engine_kwargs.vllm.disable_mm_preprocessor_cache",
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+    "actor_rollout_ref.actor.use_torch_compile",
+    "actor_rollout_ref.model.use_fused_kernels",
+    "actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.model.lora_alpha",
+    "actor_rollout_ref.model.target_modules",
+    "actor_rollout_ref.actor.megatron.context_parallel_size",
+    "actor_rollout_ref.nccl_timeout",
+    "reward_model.model.path",
+    "reward_model.model.fsdp_config.param_offload",
+    "reward_model.micro_batch_size_per_gpu",
+    "reward_model.reward_manager",
+    "reward_model.num_workers",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.enable",
+    "reward_model.reward_kwargs.max_resp_len",
+    "algorithm.filter_groups.enable",
+    "data.image_key",
+    "data.trust_remote_code",
+    "trainer.log_val_generations",
+    "trainer.validation_data_dir",
+    "trainer.rollout_data_dir",
+    "trainer.balance_batch",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.max_critic_ckpt_to_keep",
+]
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+def test_a_known_key_that_is_not_supported_is_an_error_that_says_so(key: str):
+    config = OmegaConf.create()
+    OmegaConf.update(config, key, "x")
+    [problem] = problems_of(config)
+    assert "not supported" in problem or "has another place" in problem
+    assert key.startswith(problem.split()[0])
+
+
+def test_no_key_is_both_supported_and_not():
+    assert not set(UNSUPPORTED_KEYS) & set(known_keys())
+
+
+def test_the_config_layer_imports_neither_torch_nor_ray_nor_transformers():
+    code = (
+        "import sys, paceline.config.checks, paceline.config.describe, paceline.config.overrides\n"
+        "print({'torch', 'ray', 'transformers'} & set(sys.modules))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SHIPPED.parents[3])}
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert output.stdout.strip() == "set()"

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import ConfigError
+from paceline.report.trackers import Tracking, console_line, read_metrics
+
+
+def tracking(folder: Path, *, loggers: list[str] | None = None, resume_step: int | None = None) -> Tracking:
+    return Tracking(folder, loggers or [], "project", "experiment", resume_step=resume_step, total_steps=10)
+
+
+def steps_of(folder: Path) -> list[int]:
+    """Read strictly: every line must be JSON, and none may hold a bare NaN."""
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is no JSON")
+
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse)["step"] for line in lines]
+
+
+def log_steps(folder: Path, steps: range) -> None:
+    run = tracking(folder)
+    for step in steps:
+        run.log({"loss": step / 2}, step)
+    run.close()
+
+
+def test_metrics_jsonl_is_written_whatever_the_loggers_are(tmp_path: Path) -> None:
+    run = tracking(tmp_path / "new" / "folder")
+    run.log({"actor/pg_loss": 0.5}, 1)
+    assert read_metrics(tmp_path / "new" / "folder" / "metrics.jsonl") == [{"step": 1, "actor/pg_loss": 0.5}]
+    run.close()
+
+
+def test_values_of_any_kind_become_valid_json(tmp_path: Path) -> None:
+    run = tracking(tmp_path, loggers=["tensorboard", "console"])
+    metrics = {
+        "numpy": np.float32(0.5),
+        "tensor": torch.tensor(2.0, requires_grad=True),
+        "array": np.array([1, 2]),
+        "nan": float("nan"),
+        "numpy_nan": np.float64("nan"),
+        "infinity": float("inf"),
+        "minus_infinity": torch.tensor(-float("inf")),
+        "text": "split",
+        "path": Path("folder"),
+        "none": None,
+        "nested": {"a": (np.int64(1), float("nan"))},
+    }
+    run.log(metrics, 0)
+    run.close()
+    assert steps_of(tmp_path) == [0]
+    (line,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert line == {
+        "step": 0,
+        "numpy": 0.5,
+        "tensor": 2.0,
+        "array": [1, 2],
+        "nan": "NaN",
+        "numpy_nan": "NaN",
+        "infinity": "Infinity",
+        "minus_infinity": "-Infinity",
+        "text": "split",
+        "path": "folder",
+        "none": None,
+        "nested": {"a": [1, "NaN"]},
+    }
+
+
+def test_resume_cuts_off_the_steps_that_come_again(tmp_path: Path) -> None:
+    log_steps(tmp_path, range(6))
+    run = tracking(tmp_path, resume_step=3)
+    assert steps_of(tmp_path) == [0, 1, 2, 3]
+    run.log({"loss": 7.0}, 4)
+    run.close()
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 3, "lo', '{"step": 3, "loss": 1.5}', '{"step'])
+def test_resume_cuts_off_a_line_that_was_not_written_to_its_end(tmp_path: Path, torn: str) -> None:
+    log_steps(tmp_path, range(3))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    run = tracking(tmp_path, resume_step=5)
+    run.log({"loss": 7.0}, 6)
+    run.close()
+    assert steps_of(tmp_path) == [0, 1, 2, 6]
+
+
+def test_resume_says_when_the_line_of_its_checkpoint_is_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_steps(tmp_path, range(3))
+    with caplog.at_level(logging.WARNING):
+        tracking(tmp_path, resume_step=2).close()
+        assert not caplog.records
+        tracking(tmp_path, resume_step=3).close()
+    assert "no line of step 3" in caplog.text
+
+
+def test_resume_in_a_folder_without_metrics_starts_the_file(tmp_path: Path) -> None:
+    run = tracking(tmp_path, resume_step=3)
+    run.log({}, 4)
+    run.close()
+    assert steps_of(tmp_path) == [4]
+
+
+def test_fresh_start_keeps_the_files_of_earlier_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for count in (1, 2, 3):
+        with caplog.at_level(logging.INFO):
+            run = tracking(tmp_path, loggers=["tensorboard"])
+        for step in range(count):
+            run.log({"loss": 0.0}, step)
+        run.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "metrics.1.jsonl",
+        "metrics.2.jsonl",
+        "metrics.jsonl",
+        "tensorboard",
+        "tensorboard.1",
+        "tensorboard.2",
+    ]
+    assert len(read_metrics(tmp_path / "metrics.1.jsonl")) == 1
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 3
+    assert "kept as metrics.2.jsonl" in caplog.text
+
+
+def test_a_step_cannot_be_logged_twice(tmp_path: Path) -> None:
+    log_steps(tmp_path, range(3))
+    run = tracking(tmp_path, resume_step=2)
+    with pytest.raises(ValueError, match="Step 2 was to be logged after step 2"):
+        run.log({}, 2)
+    run.close()
+
+
+def test_a_killed_process_leaves_every_step_it_logged(tmp_path: Path) -> None:
+    code = f"""
+import os, signal
+from paceline.report.trackers import Tracking
+run = Tracking({str(tmp_path)!r}, [], "project", "experiment")
+for step in range(5):
+    run.log({{"loss": 1.0}}, step)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    result = subprocess.run([sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    assert result.returncode == -signal.SIGKILL
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_unknown_logger_is_a_config_error_that_names_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'tensorbord'.*Did you mean tensorboard\?"):
+        tracking(tmp_path, loggers=["console", "tensorbord"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def tensorboard_steps(folder: Path, name: str) -> list[int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder))
+    accumulator.Reload()
+    return [event.step for event in accumulator.Scalars(name)]
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    for resume_step, steps in ((None, range(1, 6)), (3, range(4, 8))):
+        run = tracking(tmp_path, loggers=["tensorboard"], resume_step=resume_step)
+        for step in steps:
+            run.log({"loss": 0.5, "text": "not a scalar"}, step)
+        run.close()
+    assert tensorboard_steps(tmp_path / "tensorboard", "loss") == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_console_gives_one_line_per_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tracking(tmp_path, loggers=["console"])
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+        run.log({"critic/score/mean": 0.25, "actor/pg_loss": torch.tensor(-0.01)}, 3)
+    run.close()
+    assert [record.getMessage() for record in caplog.records] == ["step 3/10 | score 0.250 | pg_loss -0.0100"]
+
+
+def test_console_line_holds_the_key_metrics_in_a_fixed_order() -> None:
+    metrics = {
+        "perf/throughput": 1234.4,
+        "timing_s/step": 1.5,
+        "response_length/mean": 7.25,
+        "actor/entropy": 0.4,
+        "actor/ppo_kl": 0.0001,
+        "actor/pg_loss": float("nan"),
+        "critic/score/mean": 0.5,
+        "val-core/openai/gsm8k/acc/mean@1": 0.75,
+        "val-aux/other": 1.0,
+    }
+    assert console_line(metrics, 3) == (
+        "step 3 | val openai/gsm8k/acc/mean@1 0.750 | score 0.500 | pg_loss nan | ppo_kl 0.00010 | entropy 0.400 | "
+        "length 7.2 | 1.50 s | 1234 tokens/s per device"
+    )

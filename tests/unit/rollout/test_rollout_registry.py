@@ -1,0 +1,32 @@
+"""Engines by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import ConfigError
+from paceline.rollout import registry
+from paceline.rollout.base import RolloutEngine
+from paceline.rollout.native import NativeRollout
+from paceline.rollout.registry import get_rollout, register_rollout
+
+
+def test_native_is_known() -> None:
+    assert get_rollout("native") is NativeRollout
+
+
+def test_unknown_engine_suggests_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean native\? Known: native"):
+        get_rollout("nativ")
+
+
+def test_registered_engine_is_found_and_its_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_ENGINES", dict(registry._ENGINES))
+
+    @register_rollout("mine")
+    class Mine(RolloutEngine):
+        pass
+
+    assert get_rollout("mine") is Mine
+    with pytest.raises(ConfigError, match=r"already .*Mine"):
+        register_rollout("mine")(NativeRollout)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV, get_ppo_ray_runtime_env, merged_runtime_env
+
+
+@pytest.fixture(autouse=True)
+def empty_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PPO_RAY_RUNTIME_ENV["env_vars"]:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_workers_get_our_variables():
+    variables = get_ppo_ray_runtime_env()["env_vars"]
+    assert variables == PPO_RAY_RUNTIME_ENV["env_vars"]
+    assert variables["TOKENIZERS_PARALLELISM"] == "true"
+    assert variables["NCCL_DEBUG"] == "WARN"
+    assert variables["VLLM_LOGGING_LEVEL"] == "WARN"
+
+
+def test_what_the_shell_sets_is_left_to_the_shell(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert "NCCL_DEBUG" not in get_ppo_ray_runtime_env()["env_vars"]
+    assert "NCCL_DEBUG" in PPO_RAY_RUNTIME_ENV["env_vars"]
+
+
+def test_the_shells_value_reaches_nodes_that_did_not_inherit_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    assert merged_runtime_env()["env_vars"]["NCCL_DEBUG"] == "INFO"
+
+
+def test_the_users_runtime_env_wins_over_the_shell_and_keeps_its_other_parts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    user = {"env_vars": {"NCCL_DEBUG": "TRACE", "MINE": 3}, "working_dir": "folder"}
+    merged = merged_runtime_env(user)
+    assert merged["working_dir"] == "folder"
+    assert merged["env_vars"] == {**PPO_RAY_RUNTIME_ENV["env_vars"], "NCCL_DEBUG": "TRACE", "MINE": "3"}
+    assert user["env_vars"] == {"NCCL_DEBUG": "TRACE", "MINE": 3}
+
+
+def test_the_transfer_queue_is_switched_on_by_a_variable():
+    assert merged_runtime_env(transfer_queue=True)["env_vars"]["TRANSFER_QUEUE_ENABLE"] == "1"
+    assert "TRANSFER_QUEUE_ENABLE" not in merged_runtime_env()["env_vars"]

@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from paceline.algorithms.advantages import register_adv_estimator
+from paceline.config import PPOConfig
+from paceline.config.checks import KnownNames
+from paceline.config.load import load_config, to_dictconfig
+from paceline.errors import ConfigError
+from paceline.trainer import main_ppo
+from paceline.trainer.main_ppo import TaskRunner, auto_set_device, complete_config, detect_device, known_names, run_ppo
+from paceline.trainer.ppo.roles import Role
+from paceline.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "train.parquet").write_bytes(b"PAR1....PAR1")
+    (tmp_path / "config.json").write_text("{}")
+    return {
+        "data": {"train_files": str(tmp_path / "train.parquet")},
+        "actor_rollout_ref": {"model": {"path": str(tmp_path)}},
+    }
+
+
+def command_line(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline.trainer.main_ppo", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+
+
+# ------------------------------------------------------------------------------------------------- the command line
+
+
+def test_help_takes_less_than_a_second(tmp_path: Path):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = command_line("--help", cwd=tmp_path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Seconds of CPU, which a busy machine does not change as it does seconds on the wall.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    assert "actor_rollout_ref.actor.clip_ratio=0.2" in result.stdout
+    assert result.returncode == 0
+
+
+def test_bad_overrides_are_listed_at_once_without_a_traceback(tmp_path: Path):
+    result = command_line(
+        "trainer.device=cpu",
+        "trainer.nodes=2",
+        "+actor_rollout_ref.actor.clip_ration=0.1",
+        "trainer.seed=x",
+        "algorithm.gamma=5",
+        cwd=tmp_path,
+    )
+    assert result.returncode == 2
+    assert "trainer.nodes is not a key; did you mean trainer.nnodes?" in result.stderr
+    assert "clip_ration is not a key; did you mean actor_rollout_ref.actor.clip_ratio?" in result.stderr
+    assert "trainer.seed wants a whole number; got 'x' (str)." in result.stderr
+    assert "algorithm.gamma=5.0 is out of range" in result.stderr
+    assert "Traceback" not in result.stderr + result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_no_file(good: dict[str, Any], tmp_path: Path):
+    before = set(tmp_path.iterdir())
+    result = command_line(
+        "trainer.device=cpu",
+        "trainer.dry_run=True",
+        "trainer.n_gpus_per_node=2",
+        "trainer.placement.name=split",
+        f"data.train_files={good['data']['train_files']}",
+        f"actor_rollout_ref.model.path={tmp_path}",
+        "ray_kwargs.ray_init.num_cpus=2",
+        cwd=tmp_path,
+    )
+    assert result.returncode == 0, result.stderr
+    assert "responses per optimizer step" in result.stdout
+    assert "| actor_rollout_ref_pool | critic_pool |" in result.stdout
+    assert set(tmp_path.iterdir()) == before
+
+
+# ------------------------------------------------------------------------------------------------------- run_ppo
+
+
+def test_run_ppo_raises_all_problems_before_ray_starts(monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **kwargs: pytest.fail("Ray was started"))
+    with pytest.raises(ConfigError) as caught:
+        run_ppo({"trainer": {"nnodes": 0}, "algorithm": {"adv_estimater": "gae"}})
+    assert len(caught.value.problems) == 4  # and no training file, and no model
+
+
+def test_run_ppo_refuses_what_ray_init_does_not_take(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    import ray
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConfigError, match=r"ray_init.num_cpu is no argument of ray.init; did you mean num_cpus\?"):
+        run_ppo({**good, "ray_kwargs": {"ray_init": {"num_cpu": 2}}})
+
+
+def test_a_dry_run_from_python_starts_nothing(good: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch):
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **kwargs: pytest.fail("Ray was started"))
+    run_ppo(OmegaConf.create({**good, "trainer": {"dry_run": True}}))
+    assert "global_pool" in capsys.readouterr().out
+
+
+def test_the_complete_config_has_device_and_folder(good: dict[str, Any], tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cfg = complete_config({**good, "trainer": {"project_name": "p", "experiment_name": "e"}})
+    assert cfg.trainer.device == detect_device()
+    assert cfg.trainer.default_local_dir == str(tmp_path / "runs/p/e")
+
+
+def test_idle_devices_are_told(good: dict[str, Any], caplog: pytest.LogCaptureFixture):
+    config = {
+        **good,
+        "algorithm": {"adv_estimator": "grpo"},
+        "trainer": {"n_gpus_per_node": 4, "placement": {"name": "split"}},
+    }
+    main_ppo._warn_of_idle_devices(load_config(config))
+    assert "the 2 devices of critic_pool are not used" in caplog.text
+
+
+# ------------------------------------------------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize(("accelerator", "device"), [("cuda", "cuda"), ("npu", "npu"), ("mps", "cpu"), (None, "cpu")])
+def test_the_device_is_what_torch_finds(accelerator: str | None, device: str, monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    class Found:
+        type = accelerator
+
+    monkeypatch.setattr(
+        torch.accelerator, "current_accelerator", lambda check_available: Found if accelerator else None
+    )
+    assert detect_device() == device
+
+
+def test_auto_set_device_fills_only_what_is_open(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(main_ppo, "detect_device", lambda: "npu")
+    config = to_dictconfig(PPOConfig())
+    auto_set_device(config)
+    assert config.trainer.device == "npu"
+    subset = OmegaConf.create({"data": {}})
+    assert auto_set_device(subset).trainer.device == "npu"
+    assert auto_set_device(PPOConfig()).trainer.device == "npu"
+    assert auto_set_device(load_config({"trainer": {"device": "cpu"}})).trainer.device == "cpu"
+    chosen = OmegaConf.create({"trainer": {"device": "cuda"}})
+    assert auto_set_device(chosen).trainer.device == "cuda"
+
+
+# --------------------------------------------------------------------------------------------------- TaskRunner
+
+
+def prepared(config: dict[str, Any]) -> TaskRunner:
+    runner = TaskRunner()
+    runner.add_actor_rollout_worker(config)
+    runner.add_critic_worker(config)
+    runner.add_ref_policy_worker(config)
+    runner.add_reward_model_worker(config)
+    return runner
+
+
+def test_a_task_runner_has_the_roles_that_the_config_asks_for():
+    runner = prepared({})
+    assert runner.role_worker_mapping == {Role.ActorRollout: ActorRolloutRefWorker, Role.Critic: TrainingWorker}
+    with_reference = prepared({"algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": True}})
+    assert with_reference.role_worker_mapping == {
+        Role.ActorRollout: ActorRolloutRefWorker,
+        Role.RefPolicy: ActorRolloutRefWorker,
+    }
+
+
+@pytest.mark.parametrize(
+    ("trainer", "spec"),
+    [
+        ({"n_gpus_per_node": 4, "nnodes": 2}, {"global_pool": [4, 4]}),
+        (
+            {"n_gpus_per_node": 4, "nnodes": 2, "placement": {"name": "split"}},
+            {"actor_rollout_ref_pool": [4], "critic_pool": [4]},
+        ),
+        (
+            {"n_gpus_per_node": 4, "placement": {"name": "split"}},
+            {"actor_rollout_ref_pool": [2], "critic_pool": [2]},
+        ),
+        (
+            {"n_gpus_per_node": 3, "placement": {"name": "split", "critic_devices": 1}},
+            {"actor_rollout_ref_pool": [2], "critic_pool": [1]},
+        ),
+    ],
+)
+def test_a_task_runner_builds_the_pools(trainer: dict[str, Any], spec: dict[str, list[int]]):
+    config = {"trainer": trainer}
+    manager = prepared(config).init_resource_pool_mgr(config)
+    assert manager.resource_pool_spec == spec
+    assert set(manager.mapping.values()) == set(spec)
+
+
+def test_a_reward_model_is_refused_by_the_task_runner():
+    with pytest.raises(ConfigError, match="not supported yet"):
+        TaskRunner().add_reward_model_worker({"reward_model": {"enable": True}})
+
+
+# ---------------------------------------------------------------------------------------------------- registries
+
+
+def test_names_that_were_registered_in_this_process_are_known():
+    @register_adv_estimator("estimator_of_this_test", needs_critic=True)
+    def estimator(**kwargs: Any) -> None: ...
+
+    known = known_names(load_config({"algorithm": {"adv_estimator": "estimator_of_this_test"}}))
+    assert "estimator_of_this_test" in known.adv_estimators
+    assert "estimator_of_this_test" in known.critic_estimators
+
+
+def test_names_that_nobody_registered_are_not_known():
+    cfg = load_config({"algorithm": {"adv_estimator": "nobody"}, "actor_rollout_ref": {"rollout": {"name": "nobody"}}})
+    assert "nobody" not in (known := known_names(cfg)).adv_estimators
+    assert known.rollouts == KnownNames().rollouts

@@ -1,0 +1,92 @@
+"""The losses that the workers give to their engines: any cut of a mini-batch adds up to the same loss and metrics."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from paceline.config import ActorConfig, CriticConfig
+from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
+
+ROWS, WIDTH = 6, 5
+
+
+def example() -> tuple[TensorDict, dict[str, torch.Tensor], MiniBatch]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 1, 3, 0, 2, 4])
+    mask = (torch.arange(WIDTH)[None] < lengths[:, None]).long()
+
+    def column() -> torch.Tensor:
+        return torch.randn(ROWS, WIDTH, generator=generator) * mask
+
+    batch = TensorDict(
+        {
+            "response_mask": mask,
+            "old_log_probs": column(),
+            "ref_log_prob": column(),
+            "advantages": column(),
+            "values": column(),
+            "returns": column(),
+        },
+        batch_size=[ROWS],
+    )
+    output = {"log_probs": column(), "entropy": column().abs(), "values": column()}
+    return batch, output, MiniBatch(rows_per_shard=ROWS, num_tokens=int(mask.sum()), num_sequences=ROWS)
+
+
+def total(loss_fn, batch: TensorDict, output: dict[str, torch.Tensor], cuts: list[int]) -> dict[str, float]:
+    """Loss and metrics summed over the parts between the cuts."""
+    edges = [0, *sorted(cuts), ROWS]
+    sums: dict[str, float] = {}
+    for start, stop in itertools.pairwise(edges):
+        loss, metrics = loss_fn({name: column[start:stop] for name, column in output.items()}, batch[start:stop])
+        for name, value in {"loss": loss, **metrics}.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cuts=st.lists(st.integers(1, ROWS - 1), unique=True),
+    mode=st.sampled_from(["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]),
+)
+def test_micro_batches_add_up_to_the_whole_mini_batch(cuts: list[int], mode: str) -> None:
+    batch, output, mini_batch = example()
+    actor = actor_loss(ActorConfig(loss_agg_mode=mode, use_kl_loss=True, entropy_coeff=0.1), mini_batch)
+    critic = critic_loss(CriticConfig(loss_agg_mode=mode), mini_batch)
+    for loss_fn in (actor, critic):
+        assert total(loss_fn, batch, output, cuts) == pytest.approx(total(loss_fn, batch, output, []), abs=1e-5)
+
+
+def test_the_actors_loss_is_policy_loss_less_entropy_plus_kl() -> None:
+    batch, output, mini_batch = example()
+    config = ActorConfig(use_kl_loss=True, kl_loss_coef=0.5, kl_loss_type="kl", entropy_coeff=0.1)
+    found = total(actor_loss(config, mini_batch), batch, output, [])
+    plain = total(actor_loss(replace(config, use_kl_loss=False, entropy_coeff=0.0), mini_batch), batch, output, [])
+    tokens = mini_batch.num_tokens
+    entropy = float(output["entropy"].sum()) / tokens
+    kl = float((output["log_probs"] - batch["ref_log_prob"]).sum()) / tokens
+    assert found["loss"] == pytest.approx(plain["loss"] - 0.1 * entropy + 0.5 * kl, abs=1e-5)
+    assert found["entropy"] == pytest.approx(entropy, abs=1e-5)
+    assert found["kl_loss"] == pytest.approx(kl, abs=1e-5)
+
+
+def test_without_old_log_probs_the_old_policy_is_the_current_one() -> None:
+    batch, output, mini_batch = example()
+    without = batch.exclude("old_log_probs")
+    found = total(actor_loss(ActorConfig(), mini_batch), without, output, [])
+    # The ratio is 1, so the loss is minus the mean advantage and nothing is clipped.
+    assert found["loss"] == pytest.approx(-float(batch["advantages"].sum()) / mini_batch.num_tokens, abs=1e-5)
+    assert found["ppo_kl"] == 0.0
+    assert found["pg_clipfrac"] == 0.0
+
+
+def test_metrics_of_optimizer_steps_are_averaged_and_the_learning_rate_is_the_last() -> None:
+    steps = [{"grad_norm": 1.0, "lr": 0.1}, {"grad_norm": 2.0, "lr": 0.2}]
+    assert mean_metrics(steps, "actor") == {"actor/grad_norm": 1.5, "actor/lr": 0.2}

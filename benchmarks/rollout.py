@@ -1,8 +1,8 @@
 """How fast the native rollout engine samples, beside `transformers.generate` on the same model and prompts.
 
-Measured in turns, so that other work on the machine meets both alike. Prints tokens per second (median and quartiles) of
-each and the ratio of the medians, in two workloads: `even`, where all prompts differ and all responses have full
-length, and `ragged`, as in RL: several samples per prompt, responses that end early.
+Measured in turns, so that other work on the machine meets both alike. Prints tokens per second (median and quartiles)
+of each and the ratio of the medians, in two workloads: `even`, where all prompts differ and all responses have full
+length, and `ragged`, as in RL: 8 samples per prompt, responses that end early.
 
     python -m benchmarks.rollout
 """
@@ -109,9 +109,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = make_model(args.hidden, args.layers)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(
-        f"{parameters / 1e6:.1f} M parameters, {args.prompts} requests of up to {args.tokens} tokens, {args.threads} thread(s)"
-    )
+    size = f"{parameters / 1e6:.1f} M parameters, {args.prompts} requests of up to {args.tokens} tokens"
+    print(f"{size}, {args.threads} thread(s), {args.repeats} of each in turns")
     print(f"{'':<24}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
     for work in make_workloads(args.prompts):
         samplers = {

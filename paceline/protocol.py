@@ -38,7 +38,6 @@ from torch.utils.data import DataLoader
 from paceline.errors import DataError
 
 __all__ = [
-    "ConcatRows",
     "DataProto",
     "DataProtoFuture",
     "DataProtoItem",
@@ -251,12 +250,28 @@ class DataProto:
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> DataProto:
-        """The rows of all, in order: a copy, but of a single batch a view.
+        """The rows of all, in order: a copy, or a view when only one of them has rows.
 
         All must have the same columns with the same dtypes and row shapes; batches without any column only give their
         meta info. Meta info is joined as by `union`, except `metrics`, which is gathered into one list.
         """
-        return ConcatRows()(list(data))
+        if not data:
+            raise ValueError("DataProto.concat got an empty list; give it at least one batch.")
+        for one in data:
+            if not isinstance(one, DataProto):
+                raise TypeError(f"DataProto.concat got a {type(one).__name__}; it joins DataProto only.")
+            one._check()
+        meta_info = _gather_meta([one.meta_info for one in data])
+        parts = [one for one in data if not one._has_no_columns()] or data[:1]
+        for position, part in enumerate(parts[1:], 1):
+            _require_same_columns(parts[0], part, position)
+        parts = [part for part in parts if len(part)] or parts[:1]
+        first = parts[0]
+        if len(parts) == 1:
+            return DataProto(first._batch_of(first._tensors(), len(first)), dict(first.non_tensor_batch), meta_info)
+        tensors = {name: torch.cat([part._tensors()[name] for part in parts]) for name in first._tensors()}
+        arrays = {name: np.concatenate([p.non_tensor_batch[name] for p in parts]) for name in first.non_tensor_batch}
+        return DataProto(first._batch_of(tensors, sum(map(len, parts))), arrays, meta_info)
 
     def select(
         self,
@@ -455,51 +470,6 @@ def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
 
 
 @dataclass(frozen=True)
-class ConcatRows:
-    """The usual `collect_fn`: concatenate the parts and drop the last `pad_size` rows.
-
-    A future made with it resolves a chunk from only the parts that hold its rows: a view when that is one part.
-    """
-
-    pad_size: int = 0
-
-    def __call__(self, values: list[DataProto]) -> DataProto:
-        return self.chunk(values, 0, 1)
-
-    def chunk(self, values: list[DataProto], index: int, chunks: int) -> DataProto:
-        """Chunk `index` of `chunks` of the concatenation."""
-        if not values:
-            raise ValueError("DataProto.concat got an empty list; give it at least one batch.")
-        for value in values:
-            if not isinstance(value, DataProto):
-                raise TypeError(f"DataProto.concat got a {type(value).__name__}; it joins DataProto only.")
-            value._check()
-        parts = [value for value in values if not value._has_no_columns()] or values[:1]
-        for position, part in enumerate(parts[1:], 1):
-            _require_same_columns(parts[0], part, position)
-        rows = sum(map(len, parts)) - self.pad_size
-        if rows < 0:
-            raise DataError(
-                f"can't remove {self.pad_size} rows of padding from parts with {rows + self.pad_size} rows."
-            )
-        starts, size = _chunk_starts(rows, chunks)
-        start, end = starts[index], starts[index] + size
-        offsets = itertools.accumulate(map(len, parts), initial=0)
-        overlaps = [
-            part.slice(max(start - offset, 0), max(end - offset, 0))
-            for part, offset in zip(parts, offsets, strict=False)
-            if start < offset + len(part) and offset < end
-        ] or [parts[0].slice(0, 0)]
-        meta_info = _gather_meta([value.meta_info for value in values])
-        if len(overlaps) == 1:
-            return DataProto(overlaps[0].batch, overlaps[0].non_tensor_batch, meta_info)
-        first = overlaps[0]
-        tensors = {name: torch.cat([piece._tensors()[name] for piece in overlaps]) for name in first._tensors()}
-        arrays = {name: np.concatenate([p.non_tensor_batch[name] for p in overlaps]) for name in first.non_tensor_batch}
-        return DataProto(first._batch_of(tensors, size), arrays, meta_info)
-
-
-@dataclass(frozen=True)
 class _TakeChunk:
     """A picklable collect function: collect as `collect_fn` does, then keep chunk `index` of `chunks`."""
 
@@ -508,22 +478,40 @@ class _TakeChunk:
     chunks: int
 
     def __call__(self, values: list[Any]) -> Any:
-        if isinstance(self.collect_fn, ConcatRows):
-            return self.collect_fn.chunk(values, self.index, self.chunks)
         return self.collect_fn(values).chunk(self.chunks)[self.index]
+
+
+@dataclass(frozen=True)
+class _ByShare:
+    """Gives each function its share of a list, by count, and the results of all: for several futures in a row."""
+
+    functions: tuple[Callable[[list[Any]], Any], ...]
+    counts: tuple[int, ...]
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        remaining = iter(items)
+        shares = [list(itertools.islice(remaining, count)) for count in self.counts]
+        return [function(share) for function, share in zip(self.functions, shares, strict=True)]
 
 
 @dataclass(frozen=True)
 class _JoinCollected:
     """A picklable collect function for the parts of several futures in a row: collect each its own way, then join."""
 
-    collect_fns: tuple[Callable[[list[Any]], Any], ...]
-    num_parts: tuple[int, ...]
+    collect: _ByShare
 
     def __call__(self, values: list[Any]) -> DataProto:
-        remaining = iter(values)
-        shares = [list(itertools.islice(remaining, count)) for count in self.num_parts]
-        return DataProto.concat([fn(share) for fn, share in zip(self.collect_fns, shares, strict=True)])
+        return DataProto.concat(self.collect(values))
+
+
+@dataclass(frozen=True)
+class _GetEach:
+    """A getter for the parts of several futures in a row. Each waits with its own, which knows whose parts they are."""
+
+    get: _ByShare
+
+    def __call__(self, parts: list[Any]) -> list[Any]:
+        return [value for values in self.get(parts) for value in values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -566,14 +554,15 @@ class DataProtoFuture:
 
     @staticmethod
     def concat(futures: Sequence[DataProtoFuture]) -> DataProtoFuture:
-        """One future of the rows of all, in order; waits for nothing. It will wait with the getter of the first."""
+        """One future of the rows of all, in order; waits for nothing."""
         if not futures:
             raise ValueError("DataProtoFuture.concat got an empty list; give it at least one future.")
-        collect_fn = _JoinCollected(
-            tuple(future.resolver for future in futures), tuple(len(future.parts) for future in futures)
+        counts = tuple(len(future.parts) for future in futures)
+        return DataProtoFuture(
+            parts=[part for future in futures for part in future.parts],
+            collect_fn=_JoinCollected(_ByShare(tuple(future.resolver for future in futures), counts)),
+            getter=_GetEach(_ByShare(tuple(future.getter for future in futures), counts)),
         )
-        parts = [part for future in futures for part in future.parts]
-        return DataProtoFuture(parts, collect_fn, futures[0].getter)
 
 
 def _as_column(name: str, values: np.ndarray | Sequence[Any]) -> np.ndarray:

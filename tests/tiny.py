@@ -49,11 +49,13 @@ def make_tiny_model(
     seed: int = 0,
     tie_word_embeddings: bool = True,
     max_position_embeddings: int = 512,
+    initializer_range: float = 0.02,
 ) -> Path:
     """Save a randomly initialised Qwen2 causal LM (float32, safetensors) and its tokenizer in `folder`.
 
     `vocab` may exceed the tokenizer's size, as the embeddings of real models do; None takes the tokenizer's size.
-    The global random state is left as it was.
+    With the usual `initializer_range` all tokens are about as likely and attend to all others alike; 0.2 gives
+    a model in which a wrong position or mask shows. The global random state is left as it was.
     """
     folder = Path(folder)
     tokenizer = make_tiny_tokenizer()
@@ -66,6 +68,7 @@ def make_tiny_model(
         num_key_value_heads=2,
         max_position_embeddings=max_position_embeddings,
         tie_word_embeddings=tie_word_embeddings,
+        initializer_range=initializer_range,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,

@@ -1,0 +1,37 @@
+"""The `paceline` command. A subcommand's module is imported only when it is called, so help answers at once."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from paceline import __version__
+
+COMMANDS = {
+    "quickstart": "make a tiny model and a task, and teach it with PPO: a few minutes on a CPU",
+    "train": "run PPO as configured by key=value ...; the same as python -m paceline.trainer.main_ppo",
+}
+"""Name of each subcommand, which is also its module's, and what it does. A module has `main(argv) -> exit code`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand. Gives the exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"paceline {__version__}")
+        return 0
+    if name not in COMMANDS:
+        print(f"paceline has no command {name!r}.\n\n{_help()}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"paceline.cli.{name}").main(arguments[1:])
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: paceline COMMAND [options] [key=value ...]", "", *lines, "", "paceline COMMAND --help"])

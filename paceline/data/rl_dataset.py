@@ -85,7 +85,7 @@ class RLHFDataset(torch.utils.data.Dataset):
         self._rows = self._select(np.array([len(ids) for ids in tokens]))
         kept = [self._truncate(tokens[row]) for row in self._rows]
         self._ends = np.cumsum([len(ids) for ids in kept])
-        self._tokens = np.concatenate([np.asarray(ids, dtype=np.int32) for ids in kept])
+        self._tokens = np.concatenate(kept)
         if not config.return_raw_chat:
             self._sources = [
                 _Source(source.path, source.table.drop_columns([config.prompt_key]), source.first)
@@ -136,8 +136,8 @@ class RLHFDataset(torch.utils.data.Dataset):
         source = self._source_of(row)
         return f"row {row - source.first} of {source.path}"
 
-    def _tokenise(self) -> list[list[int]]:
-        tokens: list[list[int]] = []
+    def _tokenise(self) -> list[np.ndarray]:
+        tokens: list[np.ndarray] = []
         total = sum(source.table.num_rows for source in self._sources)
         last_report = time.monotonic()
         for source in self._sources:
@@ -147,12 +147,13 @@ class RLHFDataset(torch.utils.data.Dataset):
                 texts = [self._text(prompt, source.first + start + row) for row, prompt in enumerate(chunk)]
                 # A template writes its own special tokens; a plain string gets those that the tokenizer adds.
                 are_strings = isinstance(chunk[0], str)
-                tokens += self.tokenizer(texts, add_special_tokens=are_strings)["input_ids"]
+                encoded = self.tokenizer(texts, add_special_tokens=are_strings)["input_ids"]
+                tokens += [np.asarray(ids, dtype=np.int32) for ids in encoded]
                 if time.monotonic() - last_report > _PROGRESS_SECONDS:
                     last_report = time.monotonic()
                     logger.info("tokenised %d of %d prompts", len(tokens), total)
         for row, ids in enumerate(tokens):
-            if not ids:
+            if not len(ids):
                 raise DataError(f"The prompt in {self._describe(row)} is empty: it has no tokens. Remove the row.")
         return tokens
 
@@ -209,7 +210,7 @@ class RLHFDataset(torch.utils.data.Dataset):
             )  # fmt: skip
         return np.arange(total)
 
-    def _truncate(self, ids: list[int]) -> list[int]:
+    def _truncate(self, ids: np.ndarray) -> np.ndarray:
         limit = self.config.max_prompt_length
         if len(ids) <= limit:
             return ids
@@ -220,7 +221,7 @@ class RLHFDataset(torch.utils.data.Dataset):
                 return ids[:limit]
             case "middle":
                 head = limit // 2
-                return ids[:head] + ids[len(ids) - (limit - head) :]
+                return np.concatenate([ids[:head], ids[len(ids) - (limit - head) :]])
             case other:
                 raise ConfigError(f"data.truncation={other!r}; choose error, left, right or middle.")
 
@@ -258,7 +259,7 @@ def _read(paths: list[str], prompt_key: str, max_samples: int) -> list[_Source]:
     num_rows = 0
     for path in paths:
         try:
-            table = pq.read_table(path)
+            table = pq.read_table(path, partitioning=None)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{path} can't be read as parquet: {error}") from error
         names = table.column_names

@@ -255,7 +255,7 @@ class Engine(ABC):
         ones = torch.ones(1, 2, dtype=torch.int64)
         columns = {"input_ids": ones, "attention_mask": ones, "position_ids": ones.cumsum(-1) - 1}
         output = self._forward(TensorDict({**columns, "response_mask": ones[:, 1:]}, batch_size=[1]), temperature=1.0)
-        return 0.0 * sum(value.sum() for value in output.values())
+        return 0.0 * torch.stack([value.sum() for value in output.values()]).sum()
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
         """Sums over all ranks; NonFiniteError if the loss of any rank is not finite."""

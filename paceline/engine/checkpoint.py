@@ -106,9 +106,7 @@ def load_training_state(
 
 
 def _read_weights(folder: Path, model: ModelConfig, kind: ModelKind) -> dict[str, Any]:
-    # transformers may draw random numbers for weights that it then reads.
-    with torch.random.fork_rng(devices=[]):
-        saved, missing = read_model(replace(model, path=str(folder)), kind)
+    saved, missing = read_model(replace(model, path=str(folder)), kind)
     if missing:
         raise CheckpointError(f"its weights lack {', '.join(sorted(missing))}.")
     return saved.state_dict()

@@ -6,6 +6,8 @@ division by the temperature, the softmax and the entropy would each keep another
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ class _TokenStatistics(torch.autograd.Function):
     """Row by row, so that no temporary is larger than one row's logits; the backward pass computes it again."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         log_probs = torch.empty(tokens.shape, dtype=torch.float32, device=logits.device)
         entropy = torch.empty_like(log_probs)
         for row in range(len(logits)):
@@ -39,7 +41,7 @@ class _TokenStatistics(torch.autograd.Function):
         return log_probs, entropy
 
     @staticmethod
-    def backward(ctx, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad_log_probs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor, None, None]:
         """With p = softmax(z), z = logits / temperature: d log p_t / dz = onehot(t) - p;  dH / dz = -p (log p + H)."""
         logits, tokens, entropy = ctx.saved_tensors
         grad = torch.empty_like(logits)

@@ -1,8 +1,8 @@
 """What every worker process did when, as a Chrome trace: open timeline.json in https://ui.perfetto.dev.
 
-Takes the records of finished remote calls, and spans that the driver measured itself; gives one group per pool, in it
-one row per worker process named by pool, roles and rank, and on the row one span per call named by its method. Times are
-microseconds since the epoch.
+Takes the records of finished remote calls, and spans that the driver measured itself; gives one row per worker process,
+named by pool, roles and rank, and on the row one span per call, named by its method. Times are microseconds since the
+epoch.
 
 The file grows by appending and is complete JSON after each flush, one event per line. A run that starts or resumes in a
 folder that has a timeline keeps the old one under a numbered name (timeline.1.json): a trace with hours of nothing
@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,9 +28,11 @@ Span = tuple[float, float]
 
 
 class CallRecord(Protocol):
-    """One finished remote call. A record may also have `process_roles`, all roles of the process joined by "+"."""
+    """One finished remote call."""
 
     pool: str
+    process_roles: str
+    """All roles of the process, joined by +."""
     role: str
     rank: int
     pid: int
@@ -42,13 +43,6 @@ class CallRecord(Protocol):
     tag: dict[str, Any]
 
 
-@dataclass
-class _Row:
-    pid: int
-    tid: int
-    name: str
-
-
 class TimelineWriter:
     """Collects events and appends them to one trace file. Spans on one row must nest or follow one another."""
 
@@ -57,9 +51,7 @@ class TimelineWriter:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         keep_old(self._path)
         self._pending: list[dict[str, Any]] = []
-        self._groups: dict[str, int] = {}
-        self._rows: dict[tuple[Any, ...], _Row] = {}
-        self._roles: dict[tuple[Any, ...], list[str]] = {}
+        self._rows: dict[tuple[Any, ...], int] = {}
         self._is_empty = True
         self._path.write_bytes(HEAD + TAIL)
 
@@ -71,7 +63,7 @@ class TimelineWriter:
 
     def add_span(self, row_name: str, name: str, start: float, end: float, args: dict[str, Any] | None = None) -> None:
         """Take a span of the driver's own, such as a phase of the loop, on the row called `row_name`."""
-        row = self._row(DRIVER, (DRIVER, row_name), row_name, sort_index=0)
+        row = self._row((DRIVER, row_name), row_name)
         self._add_span(row, name, start, end, {"pool": DRIVER, **(args or {})})
 
     def flush(self) -> None:
@@ -90,39 +82,26 @@ class TimelineWriter:
         """Flush; nothing is held open between flushes."""
         self.flush()
 
-    def _worker_row(self, record: CallRecord) -> _Row:
-        key = (record.pool, record.node, record.pid)
-        seen = self._roles.setdefault(key, [])
-        if record.role not in seen:
-            seen.append(record.role)
-        # Without process_roles the roles of a process show one by one, and its row is renamed as they do.
-        roles = getattr(record, "process_roles", None) or "+".join(seen)
-        return self._row(record.pool, key, f"{record.pool} {roles} rank {record.rank}", sort_index=record.rank)
+    def _worker_row(self, record: CallRecord) -> int:
+        return self._row(
+            (record.pool, record.node, record.pid), f"{record.pool} {record.process_roles} rank {record.rank}"
+        )
 
-    def _row(self, group: str, key: tuple[Any, ...], name: str, sort_index: int) -> _Row:
-        """The row of `key`, made at first sight and renamed if its name is another by now."""
-        # Numbers start at 1: viewers take process 0 and thread 0 for the operating system's idle task.
-        if group not in self._groups:
-            self._groups[group] = len(self._groups) + 1
-            self._add_metadata("process_name", self._groups[group], 0, {"name": group})
-        row = self._rows.get(key)
-        if row is None:
-            row = self._rows[key] = _Row(pid=self._groups[group], tid=len(self._rows) + 1, name="")
-            self._add_metadata("thread_sort_index", row.pid, row.tid, {"sort_index": sort_index})
-        if row.name != name:
-            row.name = name
-            self._add_metadata("thread_name", row.pid, row.tid, {"name": name})
-        return row
+    def _row(self, key: tuple[Any, ...], name: str) -> int:
+        """The number of a row, made at first sight: a process in the trace, with a single thread."""
+        if key not in self._rows:
+            # Numbers start at 1: viewers take process 0 for the operating system's idle task.
+            number = self._rows[key] = len(self._rows) + 1
+            for kind in ("process_name", "thread_name"):
+                self._pending.append({"ph": "M", "name": kind, "pid": number, "tid": number, "args": {"name": name}})
+        return self._rows[key]
 
-    def _add_metadata(self, name: str, pid: int, tid: int, args: dict[str, Any]) -> None:
-        self._pending.append({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
-
-    def _add_span(self, row: _Row, name: str, start: float, end: float, args: dict[str, Any]) -> None:
+    def _add_span(self, row: int, name: str, start: float, end: float, args: dict[str, Any]) -> None:
         begin = round(start * 1e6)
         # The difference of rounded times, so that a span never reaches into the one that follows it.
         duration = round(end * 1e6) - begin
         self._pending.append(
-            {"ph": "X", "name": name, "pid": row.pid, "tid": row.tid, "ts": begin, "dur": duration, "args": args}
+            {"ph": "X", "name": name, "pid": row, "tid": row, "ts": begin, "dur": duration, "args": args}
         )
 
 

@@ -148,6 +148,8 @@ class TensorBoardTracker:
 def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = None) -> str:
     """The console's line of a step; a metric that the step does not have is left out.
 
+    Of validation it shows the accuracy, and the reward only of sources that have no accuracy.
+
     >>> console_line({"critic/score/mean": 0.5, "timing_s/step": 1.234}, step=3, total_steps=60)
     'step 3/60 | score 0.500 | 1.23 s'
     """
@@ -155,7 +157,9 @@ def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = N
     parts += [
         f"val {name.removeprefix('val-core/')} {value:.3f}"
         for name, value in metrics.items()
-        if name.startswith("val-core/") and isinstance(value, int | float)
+        if name.startswith("val-core/")
+        and isinstance(value, int | float)
+        and ("/reward/" not in name or name.replace("/reward/", "/acc/") not in metrics)
     ]
     parts += [
         template.format(metrics[name])

@@ -11,6 +11,7 @@ from paceline.rollout.base import Completion
 
 def prompt_token_lists(data: DataProto) -> list[list[int]]:
     """The prompts' token ids without padding, from `input_ids` and `attention_mask` (batch, prompt)."""
+    assert data.batch is not None
     rows = zip(data.batch["input_ids"], data.batch["attention_mask"].bool(), strict=True)
     return [ids[mask].tolist() for ids, mask in rows]
 
@@ -28,6 +29,7 @@ def to_batch(prompts: DataProto, completions: list[Completion], response_length:
         input_ids, attention_mask, position_ids (batch, prompt + response). The response mask is 1 on the response's
         tokens, the end-of-sequence token included, also where that is the padding token.
     """
+    assert prompts.batch is not None
     prompt_ids, prompt_mask = prompts.batch["input_ids"], prompts.batch["attention_mask"]
     if len(completions) != len(prompt_ids):
         raise DataError(

@@ -147,15 +147,34 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         return
     _warn_of_idle_devices(cfg)
 
+    with running_ray(cfg) as options:
+        _run_to_end(task_runner_class or TaskRunner, options, to_dictconfig(cfg))
+
+
+@contextmanager
+def running_ray(cfg: PPOConfig) -> Iterator[dict[str, Any]]:
+    """The Ray that is running, or one for this block alone; gives the options of the actor or task that drives the run.
+
+    Errors of paceline that come out of Ray inside the block are raised as themselves. Ray's own timeline is written
+    when the block ends well and the configuration asks for it.
+    """
     import ray
+    from ray.exceptions import RayError, RayTaskError
 
     owns_ray = not ray.is_initialized()
-    options = _start_ray(cfg) if owns_ray else _options_in_running_ray(cfg)
+    environment = _start_ray(cfg) if owns_ray else _options_in_running_ray(cfg)
     try:
-        _run_to_end(task_runner_class or TaskRunner, options, to_dictconfig(cfg))
+        # 0 CPUs: the driver of the run waits most of the time, and must not take a device's place on a small machine.
+        yield {"num_cpus": 0, **environment}
         if cfg.ray_kwargs.timeline_json_file:
             Path(cfg.ray_kwargs.timeline_json_file).parent.mkdir(parents=True, exist_ok=True)
             ray.timeline(filename=cfg.ray_kwargs.timeline_json_file)
+    except RayTaskError as error:
+        if isinstance(error.cause, PacelineError):
+            raise error.cause from None
+        raise
+    except RayError as error:  # the process that drove the run died, or its node
+        raise WorkerError("task_runner", 0, "run", str(error)) from None
     finally:
         if owns_ray:
             ray.shutdown()
@@ -165,20 +184,16 @@ def _run_to_end(task_runner_class: Any, options: dict[str, Any], config: DictCon
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass
-    from ray.exceptions import RayActorError, RayTaskError
 
     is_remote = isinstance(task_runner_class, ActorClass)
-    # 0 CPUs: the driver of the run waits most of the time, and must not take a device's place on a small machine.
-    actor_class = task_runner_class if is_remote else ray.remote(num_cpus=0)(task_runner_class)
+    actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
+    if is_remote:  # its author chose its resources
+        options = {name: value for name, value in options.items() if name != "num_cpus"}
     runner = actor_class.options(**options).remote()
     try:
         ray.get(runner.run.remote(config))
-    except BaseException as error:
+    except BaseException:
         ray.kill(runner)
-        if isinstance(error, RayTaskError) and isinstance(error.cause, PacelineError):
-            raise error.cause from None
-        if isinstance(error, RayActorError):
-            raise WorkerError("task_runner", 0, "run", str(error)) from None
         raise
 
 

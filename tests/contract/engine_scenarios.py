@@ -289,6 +289,8 @@ def save_and_load(rank: Rank, folder: Path, reference: Path) -> None:
     rank.seen["saved/resumed_from_fresh"] = resume(folder / "fresh", 0)
     rank.seen["saved/resumed_from_reference"] = resume(reference / "saved", STEPS_BEFORE_SAVE)
     torch.set_rng_state(random_state)
+    # What the forward pass gathered must not shadow what is loaded.
+    engine.infer_batch(rank.shard(make_mini_batch()), micro_batch_size=2)
     engine.load(folder / "saved")
     rank.seen["saved/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
     rank.seen["saved/loaded"] = full_weights(engine)

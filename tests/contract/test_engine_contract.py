@@ -58,8 +58,8 @@ class Run:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("models")
-    tied = make_tiny_model(folder / "tied", seed=0)
-    untied = make_tiny_model(folder / "untied", seed=1, tie_word_embeddings=False)
+    tied = make_tiny_model(folder / "tied", seed=0, initializer_range=0.2)
+    untied = make_tiny_model(folder / "untied", seed=1, initializer_range=0.2, tie_word_embeddings=False)
     torch.manual_seed(2)
     AutoModelForSequenceClassification.from_pretrained(tied, num_labels=1).save_pretrained(folder / "classifier")
     return Models(tied, untied, folder / "classifier")
@@ -204,7 +204,7 @@ def test_training_equals_plain_pytorch(run: Run, models: Models) -> None:
     seen = run["train/causal_lm/metrics"]
     for step in range(STEPS):
         close_metrics({name: seen[step][name] for name in metrics[step]}, metrics[step])
-    close(run["train/causal_lm/gradients"], gradients, 1e-6)
+    close(run["train/causal_lm/gradients"], gradients, 1e-5)
     close(run["train/causal_lm/weights"], weights, 1e-5)
 
 
@@ -213,7 +213,7 @@ def test_training_equals_the_reference(run: Run, reference: Run, kind: str) -> N
     for seen in run.ranks:
         for metrics, expected in zip(seen[f"train/{kind}/metrics"], reference[f"train/{kind}/metrics"], strict=True):
             close_metrics(metrics, expected)
-        close(seen[f"train/{kind}/gradients"], reference[f"train/{kind}/gradients"], 1e-6)
+        close(seen[f"train/{kind}/gradients"], reference[f"train/{kind}/gradients"], 1e-5)
         close(seen[f"train/{kind}/weights"], reference[f"train/{kind}/weights"], 1e-5)
 
 
@@ -230,20 +230,20 @@ def test_metrics_are_sums_over_the_mini_batch_without_padding_rows(run: Run) -> 
 def test_micro_batch_size_does_not_change_the_update(run: Run, size: int) -> None:
     for metrics, expected in zip(run[f"micro/{size}/metrics"], run["train/causal_lm/metrics"], strict=True):
         close_metrics(metrics, expected)
-    close(run[f"micro/{size}/gradients"], run["train/causal_lm/gradients"], 1e-6)
+    close(run[f"micro/{size}/gradients"], run["train/causal_lm/gradients"], 1e-5)
     close(run[f"micro/{size}/weights"], run["train/causal_lm/weights"], 1e-5)
 
 
 def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference: Run) -> None:
     for seen in run.ranks:
         close_metrics(seen["uneven/metrics"], reference["train/causal_lm/metrics"][0])
-        close(seen["uneven/gradients"], reference["train/causal_lm/gradients"], 1e-6)
+        close(seen["uneven/gradients"], reference["train/causal_lm/gradients"], 1e-5)
     assert sum(seen["uneven/infer"][0] for seen in run.ranks) == NUM_ROWS
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:
     assert run["checkpointing/active"]
-    close(run["checkpointing/gradients"], reference["train/causal_lm/gradients"], 1e-6)
+    close(run["checkpointing/gradients"], reference["train/causal_lm/gradients"], 1e-5)
 
 
 def test_gradients_are_clipped_by_their_global_norm(run: Run, reference: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -44,7 +45,10 @@ def wait_for_step(process: subprocess.Popen, run_dir: Path) -> None:
 
 
 def descendants(process: subprocess.Popen) -> list[psutil.Process]:
-    return psutil.Process(process.pid).children(recursive=True)
+    try:
+        return psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
@@ -60,34 +64,26 @@ def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: P
     children = descendants(process)
     assert any("ray::" in " ".join(child.cmdline()) for child in children)
     if whole_group:
-        import os
-
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) != 0
     assert_gone(children)
-    assert "Traceback" not in (tmp_path / "output.txt").read_text().split("step 1")[0]
+    assert "stopped by Ctrl-C" in (tmp_path / "output.txt").read_text()
 
 
-def test_a_failing_run_says_why_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
-    reward = tmp_path / "reward.py"
-    reward.write_text(
-        "calls = []\n"
-        "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
-        "    calls.append(1)\n"
-        "    if len(calls) > 200:\n"
-        "        raise ValueError('no more rewards today')\n"
-        "    return 0.5\n"
-    )
+def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
+    """A learning rate that breaks the weights in the first step."""
     process = start(
         material,
         tmp_path / "run",
         trainer__total_training_steps=100000,
-        custom_reward_function__path=str(reward),
+        actor_rollout_ref__actor__optim__lr=1e38,
     )
     wait_for_step(process, tmp_path / "run")
     children = descendants(process)
     assert process.wait(timeout=60) == 1
     assert_gone(children)
-    assert "no more rewards today" in (tmp_path / "output.txt").read_text()
+    last_words = (tmp_path / "output.txt").read_text()
+    assert "actor_rollout rank 0 failed in" in last_words
+    assert "not finite" in last_words

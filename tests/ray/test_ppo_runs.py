@@ -22,7 +22,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_session():
-    ray.init(num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PACELINE_CHECK_INPUTS": "1"}})
+    ray.init("local", num_cpus=2, include_dashboard=False, runtime_env={"env_vars": {"PACELINE_CHECK_INPUTS": "1"}})
     yield
     ray.shutdown()
 

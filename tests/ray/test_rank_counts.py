@@ -17,7 +17,7 @@ FSDP2 = {"actor_rollout_ref__actor__strategy": "fsdp2", "critic__strategy": "fsd
 
 @pytest.fixture(scope="module", autouse=True)
 def ray_session():
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init("local", num_cpus=2, include_dashboard=False)
     yield
     ray.shutdown()
 

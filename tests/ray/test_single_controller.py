@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -165,6 +166,12 @@ def ray_session():
     ray.init(num_cpus=6, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
+
+
+def test_the_example_of_the_documentation_runs(ray_session):
+    page = (Path(__file__).parents[2] / "docs" / "single_controller.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0].replace("ray.init(num_cpus=3)\n", "")
+    exec(compile(code, "docs/single_controller.md", "exec"), {"__name__": "__main__"})
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,9 @@ class Fragile(Worker):
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def use(self, value: object) -> None: ...
+
     @register(Dispatch.ONE_TO_ALL)
     def unpicklable(self) -> threading.Lock:
         return threading.Lock()
@@ -160,6 +163,7 @@ def test_a_killed_worker_is_named_while_its_peer_is_stuck_in_a_collective(steady
     group.join_gloo()
     stuck = group.collective()
     other = steady.sleep(15.0)
+    dependent = steady.use(stuck)
     time.sleep(0.5)
     os.kill(pids[1], signal.SIGKILL)
     started = time.monotonic()
@@ -169,8 +173,9 @@ def test_a_killed_worker_is_named_while_its_peer_is_stuck_in_a_collective(steady
     assert (caught.value.role, caught.value.rank, caught.value.method) == ("doomed", 1, "collective")
     assert "ActorDiedError" in caught.value.message
     assert str(pids[1]) in caught.value.message
-    with pytest.raises(WorkerError):
-        stuck.get()
+    for future in (stuck, dependent):
+        with pytest.raises(WorkerError, match="doomed rank 1 failed in collective"):
+            future.get()
 
     group.shutdown()
     wait_until_gone(pids)

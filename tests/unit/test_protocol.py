@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import pickle
 import subprocess
 import sys
@@ -13,11 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from tensordict import TensorDict
 
+from paceline import protocol
 from paceline.errors import DataError
 from paceline.protocol import (
-    ConcatRows,
     DataProto,
     DataProtoFuture,
     DataProtoItem,
@@ -65,6 +67,12 @@ def memory(data: DataProto) -> list[int]:
 
 
 # Construction
+
+
+def test_the_example_of_the_module_is_true():
+    result = doctest.testmod(protocol)
+    assert result.attempted > 0
+    assert result.failed == 0
 
 
 def test_from_single_dict_sorts_columns_by_type_and_copies_nothing():
@@ -257,12 +265,15 @@ def test_rows_that_do_not_divide_are_an_error_that_names_the_remedy():
         make(5).chunk(2)
 
 
-def test_concat_copies_several_batches_and_shares_a_single_one():
+def test_concat_copies_several_batches_and_shares_the_only_one_that_has_rows():
     one, two = make(2), make(2, start=2)
     joined = DataProto.concat([one, two])
     joined.batch["ids"].fill_(-1)
     assert row_numbers(one) == [0, 1]
-    assert memory(DataProto.concat([one])) == memory(one)
+    for parts in ([one], [make(0), one, make(0)], [one, DataProto()]):
+        assert memory(DataProto.concat(parts)) == memory(one)
+    with pytest.raises(DataError, match=r"only in part 0: \['mask'"):
+        DataProto.concat([one, make(0).select(["ids"])])
 
 
 def test_concat_takes_empty_batches_and_keeps_object_cells():
@@ -753,6 +764,19 @@ def test_what_can_not_be_saved_is_named_and_leaves_no_file(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_save_that_fails_leaves_the_file_from_before(tmp_path, monkeypatch):
+    def fail_half_way(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    make(2).save_to_disk(tmp_path / "batch")
+    monkeypatch.setattr(protocol, "save_file", fail_half_way)
+    with pytest.raises(OSError, match="disk full"):
+        make(3).save_to_disk(tmp_path / "batch")
+    assert row_numbers(DataProto.load_from_disk(tmp_path / "batch")) == [0, 1]
+    assert [file.name for file in tmp_path.iterdir()] == ["batch"]
+
+
 class Harmful:
     def __reduce__(self):
         return exec, ("raise SystemExit('the file ran code')",)
@@ -766,8 +790,6 @@ def test_files_of_others_are_refused_and_run_no_code(tmp_path):
     torch.save(Harmful(), path)
     with pytest.raises(DataError, match="was not written by DataProto"):
         DataProto.load_from_disk(path)
-    from safetensors.torch import save_file
-
     save_file({"x": torch.zeros(2)}, path)
     with pytest.raises(DataError, match="format None"):
         DataProto.load_from_disk(path)
@@ -782,7 +804,7 @@ def remove_last_row(values: list[DataProto]) -> DataProto:
     return unpad_dataproto(DataProto.concat(values), 1)
 
 
-def future_of(*sizes: int, collect_fn=remove_last_row) -> tuple[DataProtoFuture, list[str]]:
+def future_of(*sizes: int) -> tuple[DataProtoFuture, list[str]]:
     """A future over named parts of these sizes, and the log of what was fetched."""
     starts = np.cumsum([0, *sizes])
     store = {f"ref{i}": make(size, start=int(starts[i])) for i, size in enumerate(sizes)}
@@ -792,7 +814,7 @@ def future_of(*sizes: int, collect_fn=remove_last_row) -> tuple[DataProtoFuture,
         fetched.extend(parts)
         return [store[part] for part in parts]
 
-    return DataProtoFuture(list(store), collect_fn, getter), fetched
+    return DataProtoFuture(list(store), remove_last_row, getter), fetched
 
 
 def test_a_future_collects_its_parts_when_asked():
@@ -802,9 +824,8 @@ def test_a_future_collects_its_parts_when_asked():
     assert fetched == ["ref0", "ref1"]
 
 
-@pytest.mark.parametrize("collect_fn", [remove_last_row, ConcatRows(pad_size=1)])
-def test_chunks_of_a_future_are_lazy_and_tell_their_selection(collect_fn):
-    future, fetched = future_of(3, 4, collect_fn=collect_fn)
+def test_chunks_of_a_future_are_lazy_and_tell_their_selection():
+    future, fetched = future_of(3, 4)
     chunks = future.chunk(3)
     assert [chunk.selection for chunk in chunks] == [(0, 3), (1, 3), (2, 3)]
     assert all(chunk.parts == ["ref0", "ref1"] for chunk in chunks)
@@ -834,31 +855,16 @@ def test_futures_concatenate_lazily_in_order():
         DataProtoFuture.concat([])
 
 
+def test_concatenated_futures_wait_each_with_its_own_getter():
+    one, fetched_by_one = future_of(2, 2)
+    two, fetched_by_two = future_of(5)
+    assert row_numbers(DataProtoFuture.concat([one, two]).get()) == [0, 1, 2, 0, 1, 2, 3]
+    assert (fetched_by_one, fetched_by_two) == (["ref0", "ref1"], ["ref0"])
+
+
 def test_rows_of_a_future_that_do_not_divide_are_an_error_when_resolved():
-    for collect_fn in (remove_last_row, ConcatRows(pad_size=1)):
-        chunk = future_of(3, 3, collect_fn=collect_fn)[0].chunk(2)[0]
-        with pytest.raises(DataError, match="5 rows can't be divided into 2"):
-            chunk.get()
+    chunk = future_of(3, 3)[0].chunk(2)[0]
+    with pytest.raises(DataError, match="5 rows can't be divided into 2"):
+        chunk.get()
     with pytest.raises(ValueError, match="chunks is 0"):
         future_of(1)[0].chunk(0)
-
-
-@few
-@given(sizes=st.lists(st.integers(0, 4), min_size=1, max_size=4), chunks=st.integers(1, 4), data=st.data())
-def test_concat_rows_takes_the_chunk_that_concat_then_chunk_would(sizes, chunks, data):
-    pad_size = sum(sizes) % chunks
-    starts = np.cumsum([0, *sizes])
-    parts = [make(n, start=int(s), step=1, metrics={"n": n}) for n, s in zip(sizes, starts, strict=False)]
-    index = data.draw(st.integers(0, chunks - 1))
-    taken = ConcatRows(pad_size).chunk(parts, index, chunks)
-    expected = unpad_dataproto(DataProto.concat(parts), pad_size).chunk(chunks)[index]
-    assert row_numbers(taken) == row_numbers(expected)
-    assert taken.meta_info == expected.meta_info == {"step": 1, "metrics": [{"n": n} for n in sizes]}
-
-
-def test_a_chunk_inside_one_part_is_a_view_of_it():
-    future, _ = future_of(4, 4, collect_fn=ConcatRows())
-    parts = future.getter(future.parts)
-    assert memory(future.chunk(2)[1].resolve(parts)) == memory(parts[1])
-    with pytest.raises(DataError, match="can't remove 9 rows of padding from parts with 8 rows"):
-        ConcatRows(9)(parts)

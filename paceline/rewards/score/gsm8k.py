@@ -26,7 +26,7 @@ Method = Literal["strict", "flexible"]
 # A minus sign counts unless it follows a word or number, as in "10-3". A number may have thousands separators, also
 # LaTeX's "1{,}000", or be a fraction.
 _NUMBER = re.compile(
-    r"(?P<sign>(?<![\w)])[-−])?\s?\\?[$€£]?\s?(?P<sign2>[-−])?"
+    r"(?P<sign>(?<![\w)])[-−])?(?:\\?[$€£]\s?(?P<sign2>[-−])?)?"
     r"(?P<whole>\d+(?:(?:,|\{,\})\d{3}(?!\d))*(?:\.\d+)?|\.\d+)"
     r"(?:\s?/\s?(?P<below>\d+))?"
 )

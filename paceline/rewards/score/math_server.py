@@ -39,7 +39,7 @@ GRACE = 4
 """A pair that got less than this share of a core until its deadline, because the machine is busy, is given up to so
 many deadlines: what is right must not become wrong by the load of others."""
 TICK_SECONDS = 0.05
-MAX_WORKERS = 64
+MAX_SLOW_WORKERS = 64
 WORKER_MEMORY_BYTES = 2 << 30
 """Address space that a worker may take on top of what it starts with; `9^{9^{9^9}}` takes all there is."""
 ORPHAN_CHECK_SECONDS = 1.0
@@ -199,7 +199,7 @@ class Server:
             self._remove(worker)
         idle = [worker for worker in self.workers if worker.item is None]
         quick = sum(worker.item is not None and not worker.is_slow() for worker in self.workers)
-        while waiting and quick < self.cores and (idle or len(self.workers) < MAX_WORKERS):
+        while waiting and quick < self.cores and (idle or len(self.workers) < self.cores + MAX_SLOW_WORKERS):
             if not idle:
                 self.workers.append(Worker())
                 idle.append(self.workers[-1])

@@ -117,7 +117,7 @@ def deal_mini_batches(
                 }
             )
     layout = np.concatenate([part for shard in shards for part in shard])
-    dealt = data if np.array_equal(layout, np.arange(num_rows)) else data[layout.clip(min=0)]
+    dealt = data[:] if np.array_equal(layout, np.arange(num_rows)) else data[layout.clip(min=0)]
     padding = torch.from_numpy(layout < 0)
     if padding.any():
         dealt.batch["response_mask"] = dealt.batch["response_mask"].masked_fill(padding[:, None], 0)

@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
-from paceline.algorithms.advantages import needs_critic
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.load import load_config
@@ -31,6 +30,7 @@ from paceline.trainer.ppo.phases import (
     make_requests,
     num_mini_batches,
 )
+from paceline.trainer.ppo.placement import uses_critic, uses_reference
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.validation import validate
@@ -101,11 +101,10 @@ class RayPPOTrainer:
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn
 
-        algorithm, actor = self.config.algorithm, self.config.actor_rollout_ref.actor
-        self.use_critic = needs_critic(algorithm.adv_estimator)
-        self.use_reference = actor.use_kl_loss or algorithm.use_kl_in_reward
+        self.use_critic = uses_critic(self.config)
+        self.use_reference = uses_reference(self.config)
         self._check_roles()
-        self.kl_ctrl = make_kl_controller(**asdict(algorithm.kl_ctrl))
+        self.kl_ctrl = make_kl_controller(**asdict(self.config.algorithm.kl_ctrl))
 
         self.train_dataloader, self.val_dataloader = self._make_dataloaders(train_dataset, val_dataset)
         trainer = self.config.trainer
@@ -153,6 +152,9 @@ class RayPPOTrainer:
             train_dataset = RLHFDataset(data.train_files, self.tokenizer, data, max_samples=data.train_max_samples)
         if val_dataset is None and data.val_files:
             val_dataset = RLHFDataset(data.val_files, self.tokenizer, data, max_samples=data.val_max_samples)
+        if hasattr(self.reward_fn, "check") and hasattr(train_dataset, "column"):
+            # An unknown data source is an error now, not in the middle of the run.
+            self.reward_fn.check(train_dataset.column(data.reward_fn_key), train_dataset.column("reward_model"))
         train = make_dataloader(
             train_dataset,
             batch_size=data.train_batch_size,

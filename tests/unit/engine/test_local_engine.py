@@ -25,7 +25,7 @@ RESPONSE_WIDTH = 4
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, layers=1)
+    folder = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=16, layers=1, initializer_range=0.2)
     return EngineSpec(ModelConfig(path=str(folder)), "causal_lm", OptimConfig(lr=1e-3))
 
 

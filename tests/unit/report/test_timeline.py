@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from paceline.report.timeline import TimelineWriter, busy_by_pool, overlap_seconds, read_events, spans
 
 
@@ -21,11 +19,7 @@ class Record:
     pid: int = 100
     node: str = "node-a"
     tag: dict[str, Any] = field(default_factory=lambda: {"step": 1})
-
-
-@dataclass
-class RecordOfProcess(Record):
-    process_roles: str = "actor_rollout+critic"
+    process_roles: str = "actor_rollout"
 
 
 def row_names(path: Path) -> dict[tuple[int, int], str]:
@@ -80,7 +74,12 @@ def test_each_worker_process_is_a_row_named_by_pool_roles_and_rank(tmp_path: Pat
     writer = TimelineWriter(path)
     writer.add([Record("a", 0, 1, rank=0, pid=100), Record("a", 0, 1, rank=1, pid=101)])
     writer.flush()
-    writer.add([Record("b", 1, 2, rank=0, pid=100), Record("c", 0, 1, pool="critic_pool", role="critic", pid=102)])
+    writer.add(
+        [
+            Record("b", 1, 2, rank=0, pid=100),
+            Record("c", 0, 1, pool="critic_pool", role="critic", process_roles="critic", pid=102),
+        ]
+    )
     writer.close()
     events = read_events(path)
     assert len({(event["pid"], event["tid"]) for event in events}) == 3
@@ -101,11 +100,16 @@ def test_same_pid_on_two_nodes_makes_two_rows(tmp_path: Path) -> None:
     assert len(row_names(path)) == 2
 
 
-@pytest.mark.parametrize("kind", [Record, RecordOfProcess])
-def test_roles_of_one_process_share_a_row_that_names_them_all(tmp_path: Path, kind: type[Record]) -> None:
+def test_roles_of_one_process_share_a_row_that_names_them_all(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     writer = TimelineWriter(path)
-    writer.add([kind("generate_sequences", 0, 1, role="actor_rollout"), kind("compute_values", 1, 2, role="critic")])
+    roles = "actor_rollout+critic"
+    writer.add(
+        [
+            Record("generate_sequences", 0, 1, role="actor_rollout", process_roles=roles),
+            Record("compute_values", 1, 2, role="critic", process_roles=roles),
+        ]
+    )
     writer.close()
     assert list(row_names(path).values()) == ["actor_rollout_ref_pool actor_rollout+critic rank 0"]
 

@@ -203,10 +203,12 @@ def test_console_line_holds_the_key_metrics_in_a_fixed_order() -> None:
         "actor/ppo_kl": 0.0001,
         "actor/pg_loss": float("nan"),
         "critic/score/mean": 0.5,
+        "val-core/openai/gsm8k/reward/mean@1": 0.75,
         "val-core/openai/gsm8k/acc/mean@1": 0.75,
+        "val-core/own/reward/mean@1": 1.5,
         "val-aux/other": 1.0,
     }
     assert console_line(metrics, 3) == (
-        "step 3 | val openai/gsm8k/acc/mean@1 0.750 | score 0.500 | pg_loss nan | ppo_kl 0.00010 | entropy 0.400 | "
-        "length 7.2 | 1.50 s | 1234 tokens/s per device"
+        "step 3 | val openai/gsm8k/acc/mean@1 0.750 | val own/reward/mean@1 1.500 | score 0.500 | pg_loss nan | "
+        "ppo_kl 0.00010 | entropy 0.400 | length 7.2 | 1.50 s | 1234 tokens/s per device"
     )

@@ -114,7 +114,7 @@ class Adder(Worker):
         return data
 
     @register(Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
-    def apply(self, func, data: DataProto) -> DataProto:
+    def apply(self, func, data: DataProto, other: DataProto | None = None) -> DataProto:
         return DataProto.from_dict({"y": func(data.batch["x"])})
 
     @register(Dispatch.DP_COMPUTE_METRIC)
@@ -232,7 +232,13 @@ def test_data_parallel_calls_need_batches_of_one_length():
     with pytest.raises(TypeError, match="needs a DataProto"):
         group.count(3)
     with pytest.raises(ValueError, match=r"differ in length: \[3, 4\]"):
-        group.apply(torch.add, batch(3), batch(4))
+        group.apply(torch.square, batch(3), batch(4))
+
+
+def test_futures_of_other_lengths_are_noticed_in_the_worker():
+    future = DataProtoFuture([batch(8)], concat_rows, get_parts)
+    with pytest.raises(ValueError, match=r"differ in length: shards of \[\(2, 0\), \(4, 0\)\]"):
+        LocalGroup(Adder, 2).apply(torch.square, batch(4), future)
 
 
 def test_a_future_feeds_another_group_of_another_size():

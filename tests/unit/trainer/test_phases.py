@@ -100,6 +100,7 @@ def test_dealing_leaves_its_input_alone() -> None:
     data = numbered(5)
     before = data.batch["response_mask"].clone()
     deal_mini_batches(data, rows_per_mini_batch=5, num_shards=2)
+    deal_mini_batches(data, rows_per_mini_batch=5, num_shards=1)
     assert torch.equal(data.batch["response_mask"], before)
     assert data.meta_info == {}
 

@@ -1,0 +1,59 @@
+"""The commands of README and examples, typed as a user would."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import as_overrides, base_config, make_material, read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "split_placement"
+
+
+def run(arguments: list[str], folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_the_split_example_trains_on_two_pools(tmp_path: Path) -> None:
+    material = make_material(tmp_path / "material")
+    config = base_config(material, tmp_path / "run", trainer__total_training_steps=2)
+    script = ["examples/split_placement/main_ppo_split.py", "--config-path=config", "--config-name=ppo_trainer_split"]
+    run([*script, *as_overrides(config)], ROOT)
+    assert [line["step"] for line in read_metrics(tmp_path / "run")] == [0, 1, 2]
+    timeline = (tmp_path / "run" / "timeline.json").read_text()
+    assert "actor_rollout_ref_pool actor_rollout+ref rank 0" in timeline
+    assert "critic_pool critic rank 0" in timeline
+
+
+def test_the_parts_of_the_split_example_can_be_imported() -> None:
+    run(["-c", "from examples.split_placement.main_ppo_split import RewardManager"], ROOT)
+    run(["-c", "from split_monkey_patch import fit"], EXAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_documented_command_needs_no_other_overrides(tmp_path: Path, devices: int) -> None:
+    """On all defaults: 30 epochs over a data set that is smaller than the default batch."""
+    material = make_material(tmp_path / "material", rows=6)
+    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
+    for name in ("train", "test"):
+        (material / f"{name}.parquet").rename(tmp_path / "data" / "gsm8k" / f"{name}.parquet")
+    command = ["-m", "paceline.trainer.main_ppo", f"trainer.n_gpus_per_node={devices}", "trainer.nnodes=1"]
+    command += [f"actor_rollout_ref.model.path={material / 'model'}"]
+    command += ["data.train_files=~/data/gsm8k/train.parquet", "data.val_files=~/data/gsm8k/test.parquet"]
+    run(command, tmp_path, HOME=str(tmp_path), PYTHONPATH=str(ROOT))
+    assert read_metrics(tmp_path / "runs" / "paceline" / "ppo")[-1]["step"] == 30

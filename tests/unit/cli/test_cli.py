@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paceline import __version__, cli
+from paceline.trainer import main_ppo
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in cli.COMMANDS)
+
+
+def test_no_command_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: paceline")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"paceline {__version__}\n"
+
+
+def test_unknown_command_fails_and_shows_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["trian"]) == 2
+    text = capsys.readouterr().err
+    assert "no command 'trian'" in text
+    assert "quickstart" in text
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["quickstart", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+import sys
+from paceline.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+print(sorted({{"torch", "ray", "transformers", "hydra", "numpy"}} & set(sys.modules)), file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("usage: paceline")
+    assert result.stderr == "[]\n"
+
+
+def test_train_hands_its_arguments_to_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(main_ppo, "cli", lambda: seen.append(sys.argv[1:]))
+    monkeypatch.setattr(sys, "argv", ["paceline"])
+    assert cli.main(["train", "trainer.nnodes=2", "--cfg", "job"]) == 0
+    assert seen == [["trainer.nnodes=2", "--cfg", "job"]]
+
+
+def test_train_with_a_bad_key_ends_with_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["paceline"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["train", "trainer.sead=2"])
+    assert stop.value.code == 2
+    assert "did you mean trainer.seed?" in capsys.readouterr().err

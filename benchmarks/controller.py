@@ -3,8 +3,8 @@
     python -m benchmarks.controller [--repeats 20] [--calls 1000] [--megabytes 256]
 
 Four light workers. The batch goes out in one shard per worker and comes back as one batch; the baseline sends the same
-shards of a numpy array with `ray.put` to plain Ray actors and concatenates what they return. The two take turns, and take turns at being first. Of the two ratios, `ratio_of_medians`
-compares the median times, `median_of_ratios` the turns one by one; on a busy machine they can differ.
+shards of a numpy array with `ray.put` to plain Ray actors and concatenates what they return. The two take turns, also
+at being first. `ratio_of_medians` compares the median times, `median_of_ratios` goes turn by turn.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class ConfigError(PacelineError, ValueError):
         lines = [f"  {number}. {problem}" for number, problem in enumerate(self.problems, 1)]
         super().__init__("\n".join([f"{len(self.problems)} {noun} in the configuration:", *lines]))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[list[str]]]:
         return (type(self), (self.problems,))
 
 
@@ -57,5 +57,5 @@ class WorkerError(PacelineError):
         text = f"{role} rank {rank} failed in {method}: {message}"
         super().__init__(f"{text}\n{remote_traceback}" if remote_traceback else text)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, str, str]]:
         return (type(self), (self.role, self.rank, self.method, self.message, self.remote_traceback))

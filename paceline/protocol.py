@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -269,7 +270,7 @@ class DataProto:
         first = parts[0]
         if len(parts) == 1:
             return DataProto(first._batch_of(first._tensors(), len(first)), dict(first.non_tensor_batch), meta_info)
-        tensors = {name: torch.cat([part._tensors()[name] for part in parts]) for name in first._tensors()}
+        tensors = {name: _cat([part._tensors()[name] for part in parts]) for name in first._tensors()}
         arrays = {name: np.concatenate([p.non_tensor_batch[name] for p in parts]) for name in first.non_tensor_batch}
         return DataProto(first._batch_of(tensors, sum(map(len, parts))), arrays, meta_info)
 
@@ -563,6 +564,16 @@ class DataProtoFuture:
             collect_fn=_JoinCollected(_ByShare(tuple(future.resolver for future in futures), counts)),
             getter=_GetEach(_ByShare(tuple(future.getter for future in futures), counts)),
         )
+
+
+def _cat(pieces: list[torch.Tensor]) -> torch.Tensor:
+    """torch.cat into memory from numpy, which asks for huge pages where torch does not: far faster for large columns."""
+    if any(piece.device.type != "cpu" or piece.requires_grad for piece in pieces):
+        return torch.cat(pieces)
+    first = pieces[0]
+    shape = (sum(len(piece) for piece in pieces), *first.shape[1:])
+    memory = np.empty(math.prod(shape) * first.element_size(), dtype=np.uint8)
+    return torch.cat(pieces, out=torch.from_numpy(memory).view(first.dtype).view(shape))
 
 
 def _as_column(name: str, values: np.ndarray | Sequence[Any]) -> np.ndarray:

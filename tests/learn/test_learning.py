@@ -58,7 +58,7 @@ def scores(material: Path, run_dir: Path, **changes: Any) -> list[float]:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_the_reward_rises(name: str, material: Path, tmp_path: Path) -> None:
     found = scores(material, tmp_path, **ALGORITHMS[name])
-    assert np.mean(found[-3:]) > np.mean(found[:3]) + 0.3, found
+    assert np.mean(found[-3:]) > np.mean(found[:3]) + 0.15, found
 
 
 def test_without_a_learning_rate_the_reward_stays(material: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import Engine, EngineSpec, get_engine, register_engine
@@ -120,6 +121,17 @@ def test_outputs_have_the_full_width_and_are_zero_outside_the_response(shared_en
     for column in output.values():
         assert column.shape == (2, RESPONSE_WIDTH + 2)
         assert torch.equal(column != 0, data.batch["response_mask"] == 1)
+
+
+def test_padding_does_not_shift_absolute_positions(spec: EngineSpec, tmp_path: Path) -> None:
+    """Rotary embeddings, which see distances alone, could not tell."""
+    config = GPT2Config(vocab_size=99, n_positions=32, n_embd=16, n_layer=1, n_head=2, initializer_range=0.5)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    engine = make_engine(replace(spec, model=ModelConfig(path=str(tmp_path)), optim=None))
+    data = make_batch([(1, 3), (4, 3)], spare=2)
+    together = engine.infer_batch(data, micro_batch_size=2)["log_probs"]
+    alone = engine.infer_batch(data, micro_batch_size=1)["log_probs"]
+    torch.testing.assert_close(together, alone)
 
 
 def test_a_model_is_shared_with_the_rollout_in_eval_mode_without_gradients(spec: EngineSpec) -> None:

@@ -567,7 +567,7 @@ class DataProtoFuture:
 
 
 def _cat(pieces: list[torch.Tensor]) -> torch.Tensor:
-    """torch.cat into memory from numpy, which asks for huge pages where torch does not: far faster for large columns."""
+    """torch.cat into memory from numpy, which asks for huge pages where torch does not: faster for large columns."""
     if any(piece.device.type != "cpu" or piece.requires_grad for piece in pieces):
         return torch.cat(pieces)
     first = pieces[0]

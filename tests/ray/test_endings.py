@@ -33,11 +33,11 @@ def start(material: Path, run_dir: Path, **changes: object) -> subprocess.Popen:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def wait_for_step(process: subprocess.Popen, run_dir: Path) -> None:
+def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int) -> None:
     deadline = time.time() + PATIENCE_SECONDS
     metrics = run_dir / "metrics.jsonl"
     while time.time() < deadline:
-        if metrics.exists() and '"step": 1' in metrics.read_text():
+        if metrics.exists() and f'"step": {step}' in metrics.read_text():
             return
         assert process.poll() is None, (run_dir.parent / "output.txt").read_text()
         time.sleep(0.2)
@@ -60,7 +60,7 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: Path, whole_group: bool) -> None:
     """Ctrl-C in a terminal reaches the whole process group; `kill -INT` only the process."""
     process = start(material, tmp_path / "run", trainer__total_training_steps=100000)
-    wait_for_step(process, tmp_path / "run")
+    wait_for_step(process, tmp_path / "run", step=1)
     children = descendants(process)
     assert any("ray::" in " ".join(child.cmdline()) for child in children)
     if whole_group:
@@ -73,17 +73,17 @@ def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: P
 
 
 def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
-    """A learning rate that breaks the weights in the first step."""
+    """A learning rate that breaks the weights in the first optimizer step."""
     process = start(
         material,
         tmp_path / "run",
         trainer__total_training_steps=100000,
-        actor_rollout_ref__actor__optim__lr=1e38,
+        actor_rollout_ref__actor__optim__lr=1e20,
     )
-    wait_for_step(process, tmp_path / "run")
+    wait_for_step(process, tmp_path / "run", step=0)
     children = descendants(process)
     assert process.wait(timeout=60) == 1
     assert_gone(children)
     last_words = (tmp_path / "output.txt").read_text()
     assert "actor_rollout rank 0 failed in" in last_words
-    assert "not finite" in last_words
+    assert "NonFiniteError: optimizer step 1" in last_words

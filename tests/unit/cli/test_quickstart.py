@@ -57,14 +57,13 @@ def test_steps_of_an_epoch_are_all_of_full_size() -> None:
     assert NUM_TRAINING % config.data.train_batch_size == 0
 
 
-def test_half_of_the_answers_to_learn_have_the_format_that_scores_and_few_are_wrong() -> None:
+def test_half_of_the_answers_to_learn_have_the_format_that_scores() -> None:
     rng = random.Random(0)
     training, _ = split_sums(seed=1)
-    answers = [(item, pretraining_answer(item, rng)) for item in training * 5]
-    strict = [gsm8k.compute_score(answer, item.answer) for item, answer in answers]
-    right = [answer.removeprefix("#### ") == item.answer for item, answer in answers]
-    assert 0.42 < sum(strict) / len(answers) < 0.53
-    assert 0.92 < sum(right) / len(answers) < 0.98
+    answers = [(item, pretraining_answer(item, rng)) for item in training]
+    scores = [gsm8k.compute_score(answer, item.answer) for item, answer in answers]
+    assert 0.45 < sum(scores) / len(scores) < 0.55
+    assert all(answer.removeprefix("#### ") == item.answer for item, answer in answers)
 
 
 def test_rows_are_gsm8k_style_and_survive_parquet(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.trainer.ppo.ray_trainer import fit
 from tests.runs import as_overrides, base_config, make_material, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +44,23 @@ def test_the_split_example_trains_on_two_pools(tmp_path: Path) -> None:
 def test_the_parts_of_the_split_example_can_be_imported() -> None:
     run(["-c", "from examples.split_placement.main_ppo_split import RewardManager"], ROOT)
     run(["-c", "from split_monkey_patch import fit"], EXAMPLE)
+
+
+def readme_block(containing: str) -> str:
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    (block,) = [block.split("```")[0] for block in blocks if containing in block]
+    return block
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
+    make_material(tmp_path)
+    (tmp_path / "example.py").write_text(readme_block("run_ppo("))
+    run(["example.py"], tmp_path, PYTHONPATH=str(ROOT))
+    assert read_metrics(tmp_path / "runs" / "paceline" / "ppo")[-1]["step"] == 2
+
+
+def test_the_readme_shows_the_loop_as_it_is() -> None:
+    assert readme_block("def fit(").strip() == inspect.getsource(fit).strip()
 
 
 @pytest.mark.slow

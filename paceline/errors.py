@@ -41,6 +41,10 @@ class ResourceError(PacelineError):
     """A resource pool that the cluster can't hold."""
 
 
+class SandboxUnavailableError(PacelineError, RuntimeError):
+    """A machine on which programs can't be isolated. Nothing was run."""
+
+
 class NonFiniteError(PacelineError, ArithmeticError):
     """A loss or gradient that is NaN or infinite; raised before the optimizer step."""
 

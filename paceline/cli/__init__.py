@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from paceline import __version__
 
 COMMANDS = {
+    "data": "prepare a public dataset for training: gsm8k, math, hellaswag, full_hh_rlhf",
     "quickstart": "make a tiny model and a task, and teach it with PPO: a few minutes on a CPU",
     "train": "run PPO as configured by key=value ...; the same as python -m paceline.trainer.main_ppo",
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ConfigError, UnknownDataSourceError
-from paceline.rewards.score import gsm8k, math
+from paceline.rewards.score import gsm8k, hellaswag, math
 
 __all__ = ["Scorer", "_select_rm_score_fn", "get_scorer", "known_sources", "register_scorer"]
 
@@ -28,6 +28,8 @@ class Scorer:
 
 
 _SCORERS: dict[str, Scorer] = {}
+MODEL_SOURCES = ("Dahoas/full-hh-rlhf",)
+"""Sources that no rule can score: a reward model does."""
 
 
 def register_scorer(name: str, fn: ScoreFn, batch: BatchScoreFn | None = None) -> None:
@@ -39,6 +41,11 @@ def register_scorer(name: str, fn: ScoreFn, batch: BatchScoreFn | None = None) -
 def get_scorer(data_source: str) -> Scorer:
     """The scorer of a source; an `UnknownDataSourceError` lists the known ones."""
     scorer = _SCORERS.get(data_source)
+    if scorer is None and data_source in MODEL_SOURCES:
+        raise UnknownDataSourceError(
+            f"data_source={data_source!r} has no rule: a reward model scores it. Set reward_model.enable=True and "
+            f"reward_model.model.path, or custom_reward_function.path. Sources with a rule: {', '.join(known_sources())}."
+        )
     if scorer is None:
         near = difflib.get_close_matches(str(data_source), _SCORERS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -85,3 +92,5 @@ for _name in (
     "MATH",
 ):
     register_scorer(_name, math.compute_score, math.compute_scores)
+for _name in ("Rowan/hellaswag", "hellaswag"):
+    register_scorer(_name, hellaswag.compute_score, hellaswag.compute_scores)

@@ -30,6 +30,7 @@ from paceline.config.load import Config, load_config, read_config, to_dictconfig
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError, WorkerError
 from paceline.trainer.constants_ppo import merged_runtime_env
+from paceline.trainer.device import detect_device
 
 if TYPE_CHECKING:
     from paceline.rewards import RewardManager
@@ -274,14 +275,6 @@ def _is_registered(module: str, getter: str, name: str) -> bool:
     except ConfigError:
         return False
     return True
-
-
-def detect_device() -> str:
-    """What this machine computes on: cuda, npu or cpu."""
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator.type if accelerator is not None and accelerator.type in ("cuda", "npu") else "cpu"
 
 
 def auto_set_device(config: AnyConfig) -> AnyConfig:

@@ -15,6 +15,7 @@ LEVELS = {
     "errors": 0,
     "schema": 0,
     "protocol": 0,
+    "text": 0,
     "config": 1,
     "algorithms": 2,
     "engine": 3,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
-from paceline.rewards.score.boxed import last_boxed
+from paceline.text import last_boxed
 
 __all__ = ["compute_score", "compute_scores", "extract_number"]
 

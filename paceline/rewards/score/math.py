@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from paceline.rewards.score.boxed import last_boxed
 from paceline.rewards.score.math_grader import shared_grader
+from paceline.text import last_boxed
 
 __all__ = ["DEADLINE_SECONDS", "compute_score", "compute_scores", "normalise"]
 

@@ -22,6 +22,7 @@ from paceline.errors import CheckpointError, ConfigError
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup, create_colocated_worker_cls
+from paceline.trainer.device import detect_device
 from paceline.trainer.ppo.checkpoint import latest_checkpoint, new_checkpoint, read_state, set_aside
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
@@ -170,7 +171,7 @@ class RayPPOTrainer:
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""
         trainer = self.config.trainer
-        device = trainer.device or "cpu"
+        device = trainer.device or detect_device()
         self.resource_pool_manager.create_resource_pool(
             device=device, cpus_per_device=trainer.cpus_per_device, threads_per_worker=trainer.threads_per_worker
         )

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from paceline.rewards.score import math
-from paceline.rewards.score.boxed import last_boxed
 from paceline.rewards.score.math_grader import MathGrader, shared_grader
+from paceline.text import last_boxed
 
 CORES = len(os.sched_getaffinity(0))
 HOPELESS = [rf"9^{{9^{{9^{{{number}}}}}}}" for number in range(2, 2 + min(5 * CORES, 40))]

@@ -1,4 +1,4 @@
-r"""Finds the last `\boxed{...}` of a response."""
+"""Reading of text that several layers need."""
 
 from __future__ import annotations
 

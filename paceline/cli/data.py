@@ -1,0 +1,113 @@
+"""`paceline data NAME`: a public dataset's original files as parquet files for training."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.data.sources import SplitReport
+
+DATASETS = {
+    "gsm8k": "word problems of grade school; rewarded for the number after ####",
+    "math": "problems of mathematics competitions; rewarded for the answer in \\boxed{}",
+    "hellaswag": "which of four endings is plausible; rewarded for its letter",
+    "full_hh_rlhf": "dialogues with a chosen and a rejected reply; rewarded by a reward model",
+}
+"""Name of each dataset and what it holds."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prepare one dataset, and print what became of its rows. Gives the exit code."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.revision is not None and arguments.hub is None:
+        parser.error("--revision is one of the hub: it takes --hub")
+
+    from paceline.trainer.main_ppo import configure_logging, errors_as_exit_codes
+
+    configure_logging()
+    start = time.monotonic()
+    with errors_as_exit_codes():
+        reports = run(arguments)
+    print(table(arguments.dataset, reports, time.monotonic() - start))
+    return 0
+
+
+def run(arguments: argparse.Namespace) -> dict[str, SplitReport]:
+    """Find or download the files, and prepare them."""
+    from paceline.data.sources import download, find_files, get_source, prepare
+
+    source = get_source(arguments.dataset, arguments.purpose, arguments.data_source)
+    folder = arguments.input
+    if folder is None:
+        hub_id = arguments.hub or source.hub_id
+        folder = download(hub_id, source.preferred if hub_id == source.hub_id else (), arguments.revision)
+    files = find_files(
+        folder, split=arguments.split, preferred=source.preferred, ignored=source.ignored, output=arguments.output
+    )
+    return prepare(source, files, arguments.output, arguments.on_error)
+
+
+def table(name: str, reports: dict[str, SplitReport], seconds: float) -> str:
+    """Counts of each split, with the reasons for which rows were dropped."""
+    lines = [f"{name}: {'split':<10} {'read':>9} {'kept':>9} {'dropped':>9}  file"]
+    indent = " " * (len(name) + 2)
+    for split, report in reports.items():
+        dropped = report.dropped.total()
+        lines.append(f"{indent}{split:<10} {report.read:>9} {report.kept:>9} {dropped:>9}  {report.path or 'none'}")
+        lines += [f"{indent}  dropped {count}: {reason}" for reason, count in report.dropped.most_common()]
+    return "\n".join([*lines, f"{indent}{seconds:.1f} s"])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="paceline data", description="Prepare a public dataset: original files in, parquet files for training out."
+    )
+    datasets = parser.add_subparsers(dest="dataset", metavar="NAME", required=True)
+    for name, what in DATASETS.items():
+        dataset = datasets.add_parser(name, help=what, description=f"{name}: {what}.")
+        _add_options(dataset)
+        if name == "full_hh_rlhf":
+            dataset.add_argument(
+                "--for",
+                dest="purpose",
+                choices=("rl", "sft", "rm"),
+                default="rl",
+                help="prompts for RL, prompt and response for supervised, or prompt, chosen and rejected for "
+                "reward-model training (default: rl)",
+            )
+        else:
+            dataset.set_defaults(purpose="rl")
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    origin = parser.add_mutually_exclusive_group(required=True)
+    origin.add_argument(
+        "--input", type=Path, metavar="DIR_OR_FILE", help="the original files: .jsonl, .jsonl.gz or .parquet"
+    )
+    origin.add_argument(
+        "--hub",
+        nargs="?",
+        const="",
+        metavar="OWNER/NAME",
+        help="download from the Hugging Face hub; without a name the dataset's usual one",
+    )
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the parquet files")
+    parser.add_argument(
+        "--on-error",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a malformed row: write nothing, or leave it out and count it (default: stop)",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "validation", "test"),
+        help="the split of all files (default: as their names tell)",
+    )
+    parser.add_argument("--data-source", metavar="NAME", help="the name that rows carry, by which scorers know them")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")

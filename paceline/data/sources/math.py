@@ -1,0 +1,41 @@
+r"""MATH: problems of mathematics competitions; the right answer is in the solution's last `\boxed{}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from paceline.data.sources.base import MalformedRow, Record, Source, chat, rl_schema, shorten, text_field
+from paceline.text import last_boxed
+
+__all__ = ["SOURCE"]
+
+INSTRUCTION = r"Think step by step, and put the final answer within \boxed{}."
+
+
+def convert(record: Record, split: str) -> dict[str, Any]:
+    r"""A row whose ground truth is what the solution's last `\boxed{}` holds."""
+    problem, solution = text_field(record, "problem"), text_field(record, "solution")
+    ground_truth = last_boxed(solution)
+    if ground_truth is None:
+        raise MalformedRow(r"no '\boxed' in 'solution'", f"it ends with {shorten(solution[-60:])!r}")
+    if not ground_truth:
+        raise MalformedRow(r"nothing in '\boxed' of 'solution'")
+    optional = {name: text_field(record, name, optional=True, may_be_empty=True) for name in ("level", "type")}
+    return {
+        "prompt": chat(f"{problem.strip()}\n\n{INSTRUCTION}"),
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": {**optional, "solution": solution},
+    }
+
+
+SOURCE = Source(
+    name="math",
+    data_sources=("DigitalLearningGmbH/MATH-lighteval", "lighteval/MATH"),
+    schema=rl_schema(level=pa.string(), type=pa.string(), solution=pa.string()),
+    convert=convert,
+    hub_id="DigitalLearningGmbH/MATH-lighteval",
+    preferred=("data/*",),  # beside it is a folder for each subject
+)

@@ -1,0 +1,7 @@
+"""One compute thread per test process: tiny tensors gain nothing from more, and processes would fight over the cores."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"

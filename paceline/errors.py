@@ -33,6 +33,10 @@ class UnknownDataSourceError(DataError, NotImplementedError):
     """A `data_source` for which no scorer is known."""
 
 
+class RewardError(PacelineError):
+    """A reward function that fails on every response: training would go on with nothing to learn from."""
+
+
 class CheckpointError(PacelineError):
     """A checkpoint that is missing, incomplete, or does not fit the run."""
 

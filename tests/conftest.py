@@ -1,4 +1,4 @@
-"""One compute thread per test process: tiny tensors gain nothing from more, and processes would fight over the cores."""
+"""One compute thread per test process: tiny tensors gain nothing from more, and processes fight over the cores."""
 
 from __future__ import annotations
 

@@ -8,6 +8,14 @@ from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig
 
 
 @dataclass(frozen=True)
+class PolicyModelConfig(ModelConfig):
+    """The policy's model, whose tokenizer is that of the whole run."""
+
+    tokenizer_path: str | None = None
+    """Folder or hub id of the tokenizer. null: beside the model."""
+
+
+@dataclass(frozen=True)
 class PolicyLossConfig:
     """Which policy loss the actor minimises."""
 
@@ -112,7 +120,7 @@ class RefConfig:
 class ActorRolloutRefConfig:
     """Actor, rollout and reference: one model in three parts."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: PolicyModelConfig = field(default_factory=PolicyModelConfig)
     """The policy's model."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     """Its update."""

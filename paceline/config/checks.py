@@ -5,6 +5,7 @@ Runs before Ray starts. Every message begins with the key that it is about, and 
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 import re
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import ModelConfig, PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.load import Config, is_local_path, read_config
 from paceline.config.pools import GLOBAL_POOL, device_pools
 from paceline.config.unsupported import refused_choice
@@ -242,7 +243,10 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
 
 def _check_parquet(key: str, file: str) -> Iterator[str]:
     path = Path(file).expanduser()
-    if not path.exists():
+    if not path.exists() and (matches := glob.glob(str(path), recursive=True)):
+        for match in sorted(matches):
+            yield from _check_parquet(key, match)
+    elif not path.exists():
         yield f"{key}: there is no file {file}. Set it to an existing parquet file."
     elif not path.is_file():
         yield f"{key}: {file} is a folder. Set it to parquet files, such as [{file}/train.parquet]."
@@ -258,16 +262,12 @@ def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
     model = cfg.actor_rollout_ref.model
     if model.path is None:
         yield "actor_rollout_ref.model.path is not set; set it to a folder of a Hugging Face model or a hub id."
-    yield from _check_model("actor_rollout_ref.model", model)
-    if use_critic:
-        yield from _check_model("critic.model", cfg.critic.model)
-
-
-def _check_model(section: str, model: ModelConfig) -> Iterator[str]:
-    if model.path is not None:
-        yield from _check_model_path(f"{section}.path", model.path, needs_file="config.json")
+    else:
+        yield from _check_model_path("actor_rollout_ref.model.path", model.path, needs_file="config.json")
     if model.tokenizer_path is not None:
-        yield from _check_model_path(f"{section}.tokenizer_path", model.tokenizer_path, needs_file=None)
+        yield from _check_model_path("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, needs_file=None)
+    if use_critic and cfg.critic.model.path is not None:
+        yield from _check_model_path("critic.model.path", cfg.critic.model.path, needs_file="config.json")
 
 
 def _check_model_path(key: str, path: str, needs_file: str | None) -> Iterator[str]:

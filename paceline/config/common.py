@@ -37,8 +37,6 @@ class ModelConfig:
 
     path: str | None = None
     """Folder or hub id. For the critic, null takes the actor's."""
-    tokenizer_path: str | None = None
-    """Folder or hub id of the tokenizer. null: beside the model."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust its author."""
     enable_gradient_checkpointing: bool = False

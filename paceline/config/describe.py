@@ -13,6 +13,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
@@ -70,9 +71,10 @@ Keys, with their defaults:
 
 @cache
 def _docstrings(owner: type) -> dict[str, str]:
-    """Field name to the docstring under it, on one line."""
+    """Field name to the docstring under it, on one line; of inherited fields too."""
+    base = owner.__mro__[1]
+    docs = dict(_docstrings(base)) if is_dataclass(base) else {}
     body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body  # type: ignore[attr-defined]
-    docs: dict[str, str] = {}
     for statement, following in pairwise(body):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             value = following.value if isinstance(following, ast.Expr) else None

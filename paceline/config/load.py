@@ -43,7 +43,6 @@ MODEL_PATH_KEYS = frozenset(
         "actor_rollout_ref.model.path",
         "actor_rollout_ref.model.tokenizer_path",
         "critic.model.path",
-        "critic.model.tokenizer_path",
     }
 )
 """Like PATH_KEYS, but what is no local folder may be a hub id."""

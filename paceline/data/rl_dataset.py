@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.config.data import DataConfig
 from paceline.errors import ConfigError, DataError
+from paceline.schema import COLUMNS
 
 __all__ = ["RLHFDataset", "collate_fn"]
 
@@ -30,16 +31,7 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1000
 _PROGRESS_SECONDS = 10.0
-_RESERVED = {
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "prompts",
-    "responses",
-    "response_mask",
-    "raw_prompt",
-    "uid",
-}
+_RESERVED = {*COLUMNS, "raw_prompt", "uid"}
 """Columns that the trainer fills; a file that has one would be overwritten."""
 
 

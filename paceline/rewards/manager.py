@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from paceline.errors import DataError, UnknownDataSourceError
+from paceline.errors import DataError, RewardError, UnknownDataSourceError
 from paceline.rewards.custom import CUSTOM_KEYWORDS
 from paceline.rewards.registry import check_keywords, get_scorer, known_sources
 
@@ -153,6 +153,11 @@ class RewardManager:
         failures = [(row, result) for row, result in checked.items() if isinstance(result, Exception)]
         if failures:
             row, error = failures[0]
+            if len(failures) == len(rows):
+                raise RewardError(
+                    f"grading failed for all {len(rows)} responses of a batch; the first, of source {sources[row]!r} "
+                    f"with ground truth {ground_truths[row]!r}: {error!r}."
+                ) from error
             logger.error(
                 "Grading failed for %d of %d responses, which score 0 and count as reward/grader_errors. The first, "
                 "of source %r with ground truth %r: %r",

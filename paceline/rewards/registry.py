@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import ConfigError, UnknownDataSourceError
-from paceline.rewards.score import gsm8k, hellaswag, math
+from paceline.rewards.score import code, gsm8k, hellaswag, math
 
 __all__ = ["Scorer", "_select_rm_score_fn", "get_scorer", "known_sources", "register_scorer"]
 
@@ -43,8 +43,8 @@ def get_scorer(data_source: str) -> Scorer:
     scorer = _SCORERS.get(data_source)
     if scorer is None and data_source in MODEL_SOURCES:
         raise UnknownDataSourceError(
-            f"data_source={data_source!r} has no rule: a reward model scores it. Set reward_model.enable=True and "
-            f"reward_model.model.path, or custom_reward_function.path. Sources with a rule: {', '.join(known_sources())}."
+            f"data_source={data_source!r} has no rule: a reward model scores it. Set reward_model.enable=True, or "
+            f"custom_reward_function.path. Sources with a rule: {', '.join(known_sources())}."
         )
     if scorer is None:
         near = difflib.get_close_matches(str(data_source), _SCORERS, n=1)
@@ -94,3 +94,5 @@ for _name in (
     register_scorer(_name, math.compute_score, math.compute_scores)
 for _name in ("Rowan/hellaswag", "hellaswag"):
     register_scorer(_name, hellaswag.compute_score, hellaswag.compute_scores)
+for _name in ("codecontests", "apps", "codeforces", "taco", "paceline/code"):
+    register_scorer(_name, code.compute_score, code.compute_scores)

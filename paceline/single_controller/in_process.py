@@ -80,7 +80,9 @@ class InProcessWorkerGroup(WorkerGroup):
             start = time.time()
             args = [_resolved(value) for value in call.args]
             kwargs = {key: _resolved(value) for key, value in call.kwargs.items()}
-            result = getattr(self._workers[self.name], method)(*args, **kwargs)
+            worker = self._workers[self.name]
+            with worker.around_call():
+                result = getattr(worker, method)(*args, **kwargs)
             results.append(drop_padding(result, [*args, *kwargs.values()]) if row_wise else result)
             _records.append(
                 CallRecord(

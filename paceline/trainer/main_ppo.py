@@ -34,6 +34,7 @@ from paceline.trainer.device import detect_device
 
 if TYPE_CHECKING:
     from paceline.rewards import RewardManager
+    from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
     from paceline.trainer.ppo.roles import ResourcePoolManager
 
 logger = logging.getLogger(__name__)
@@ -75,9 +76,7 @@ class TaskRunner:
     def add_reward_model_worker(self, config: Config) -> None:
         """A model that scores: there is none yet, so a configuration that wants one ends here."""
         if load_config(config).reward_model.enable:
-            raise ConfigError(
-                "reward_model.enable=True is not supported yet; override TaskRunner.add_reward_model_worker."
-            )
+            raise ConfigError("reward_model.enable=True is not supported yet.")
 
     def _add(self, role: Enum, worker: type, config: Config) -> None:
         """Add a role if the configuration has it."""
@@ -97,11 +96,17 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
+        configure_logging()
+        trainer = self.build_trainer(config)
+        trainer.init_workers()
+        trainer.fit()
+
+    def build_trainer(self, config: Config, ray_worker_group_cls: Any = None) -> RayPPOTrainer:
+        """The trainer with the roles, pools and rewards of the configuration; its workers are not started."""
         from paceline.data.tokenizer import load_tokenizer
         from paceline.single_controller.ray import RayWorkerGroup
         from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 
-        configure_logging()
         self.add_actor_rollout_worker(config)
         self.add_critic_worker(config)
         self.add_ref_policy_worker(config)
@@ -109,17 +114,15 @@ class TaskRunner:
 
         model = load_config(config).actor_rollout_ref.model
         tokenizer = load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
-        trainer = RayPPOTrainer(
+        return RayPPOTrainer(
             config=config,
             tokenizer=tokenizer,
             role_worker_mapping=self.role_worker_mapping,
             resource_pool_manager=self.init_resource_pool_mgr(config),
-            ray_worker_group_cls=RayWorkerGroup,
+            ray_worker_group_cls=ray_worker_group_cls or RayWorkerGroup,
             reward_fn=make_reward_fn(config, tokenizer, num_examine=0),
             val_reward_fn=make_reward_fn(config, tokenizer, num_examine=1),
         )
-        trainer.init_workers()
-        trainer.fit()
 
 
 def make_reward_fn(config: Config, tokenizer: Any, num_examine: int) -> RewardManager:

@@ -6,9 +6,9 @@ answers with a future. Inputs are read only; outputs are new columns.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,17 +43,8 @@ class RunContext:
 
 
 def role_method(dispatch_mode: DispatchMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A remote method that answers with a future and draws from its own role's random state."""
-
-    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def in_role(self: EngineWorker, *args: Any, **kwargs: Any) -> Any:
-            with self.rng.swapped_in():
-                return method(self, *args, **kwargs)
-
-        return register(dispatch_mode=dispatch_mode, blocking=False)(in_role)
-
-    return decorate
+    """A remote method that answers with a future."""
+    return register(dispatch_mode=dispatch_mode, blocking=False)
 
 
 class EngineWorker(Worker):
@@ -64,6 +55,10 @@ class EngineWorker(Worker):
         self.role_name = role
         self.run = run
         self.rng = RoleRng(run.seed, role, self.rank)
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Every call draws from its own role's random state, also in a subclass."""
+        return self.rng.swapped_in()
 
     def build_engine(
         self,
@@ -124,7 +119,7 @@ class EngineWorker(Worker):
             self.trained_engine.save(Path(folder))
         self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    @role_method(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
         if self.trained_engine is not None:
             self.trained_engine.load(Path(folder))

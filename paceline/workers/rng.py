@@ -45,6 +45,7 @@ class RoleRng:
         np.random.seed(int(words[1]))
         torch.manual_seed(int(words[2]))
         self._state = _capture()
+        self._is_swapped_in = False
         _restore(outside)
 
     @contextmanager
@@ -52,14 +53,18 @@ class RoleRng:
         """Run a block on this role's state; the state outside is as it was afterwards."""
         outside = _capture()
         _restore(self._state)
+        self._is_swapped_in = True
         try:
             yield
         finally:
+            self._is_swapped_in = False
             self._state = _capture()
             _restore(outside)
 
     def save(self, path: Path) -> None:
-        torch.save(self._state, path)
+        torch.save(_capture() if self._is_swapped_in else self._state, path)
 
     def load(self, path: Path) -> None:
         self._state = torch.load(path, weights_only=True)
+        if self._is_swapped_in:
+            _restore(self._state)

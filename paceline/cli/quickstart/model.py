@@ -15,15 +15,15 @@ from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from paceline.cli.quickstart.task import Sum, pretraining_answer
 
 logger = logging.getLogger(__name__)
 
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
-CHARACTERS = "0123456789+=# "
+CHARACTERS = "0123456789+=#Ġ"
+"""The last one stands for a space, as in all byte-level vocabularies."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|{{ message['role'] }}|>{{ message['content'] }}{% if message['role'] == 'assistant' %}<|end|>{% endif %}"
@@ -40,13 +40,16 @@ STEPS_PER_LINE = 50
 IGNORED = -100
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, four special tokens and a chat template."""
+def build_tokenizer() -> Qwen2Tokenizer:
+    """One token per character, four special tokens and a chat template.
+
+    Of Qwen2's own class, which is what AutoTokenizer makes of any tokenizer that is beside a Qwen2 model.
+    """
     vocabulary = {token: index for index, token in enumerate([PAD, END, USER, ASSISTANT, *CHARACTERS])}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+    return Qwen2Tokenizer(
+        vocab=vocabulary,
+        merges=[],
+        unk_token=PAD,
         pad_token=PAD,
         eos_token=END,
         additional_special_tokens=[USER, ASSISTANT],
@@ -57,7 +60,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:
+def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
     """A Qwen2 with random weights that depend on `seed` alone."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -79,7 +82,7 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausal
 
 def pretrain(
     model: Qwen2ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Qwen2Tokenizer,
     sums: list[Sum],
     *,
     seed: int,
@@ -108,9 +111,7 @@ def pretrain(
     return loss.item()
 
 
-def _batch(
-    tokenizer: PreTrainedTokenizerFast, sums: list[Sum], rng: random.Random
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _batch(tokenizer: Qwen2Tokenizer, sums: list[Sum], rng: random.Random) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids and labels, (batch, length), padded on the right; only answers are learned."""
     prompts = tokenizer([f"{USER}{item.question}{ASSISTANT}" for item in sums])["input_ids"]
     answers = tokenizer([f"{pretraining_answer(item, rng)}{END}" for item in sums])["input_ids"]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 DATA_SOURCE = "openai/gsm8k"
-LEFT, RIGHT = range(10, 100), range(10)
+LEFT, RIGHT = range(10, 90), range(10)
 NUM_TRAINING = 640
-NUM_VALIDATION = 256
+NUM_VALIDATION = 160
 SHARE_OF_BARE_ANSWERS = 0.5
 
 

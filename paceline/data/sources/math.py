@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from paceline.data.sources.base import MalformedRow, Record, Source, chat, rl_schema, shorten, text_field
+from paceline.data.sources.base import MalformedRow, Record, Source, UnusableRow, chat, rl_schema, shorten, text_field
 from paceline.text import last_boxed
 
 __all__ = ["SOURCE"]
@@ -21,7 +21,7 @@ def convert(record: Record, split: str) -> dict[str, Any]:
     if ground_truth is None:
         raise MalformedRow(r"no '\boxed' in 'solution'", f"it ends with {shorten(solution[-60:])!r}")
     if not ground_truth:
-        raise MalformedRow(r"nothing in '\boxed' of 'solution'")
+        raise UnusableRow(r"the solution's '\boxed' is empty")  # so are two of the original training split
     optional = {name: text_field(record, name, optional=True, may_be_empty=True) for name in ("level", "type")}
     return {
         "prompt": chat(f"{problem.strip()}\n\n{INSTRUCTION}"),

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.data.sources.base import MalformedRow, Source, UnusableRow
-from paceline.data.sources.files import InputFile, read_records
+from paceline.data.sources.files import SPLITS, InputFile, read_records
 from paceline.errors import DataError
 
 __all__ = ["OnError", "SplitReport", "prepare"]
@@ -81,7 +81,7 @@ def prepare(
                     reports[split].path = writer.publish()
         except OSError as error:
             raise DataError(f"The prepared files can't be written to {folder}: {error}") from error
-    return reports
+    return {split: reports[split] for split in SPLITS if split in reports}
 
 
 def _convert_file(source: Source, file: InputFile, report: SplitReport, writer: _Writer, on_error: OnError) -> None:

@@ -27,7 +27,8 @@ import time
 
 TICK_SECONDS = 0.05
 NICE_SECONDS = 0.5
-"""A program that has used so much CPU time gives way to others."""
+"""A program that has used so much CPU time gives way to others, somewhat."""
+NICE = 5
 GRACE = 2
 """With all waiting for a core, a program may take so many times its wall time."""
 INSIDE_ID = 1000
@@ -375,13 +376,13 @@ class Scan:
 
     def _give_way(self, pid: int) -> None:
         try:
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
+            os.setpriority(os.PRIO_PROCESS, pid, NICE)
             # Where the kernel groups processes by session, only the group's value counts against other programs.
             descriptor = os.open(f"{pid}/autogroup", os.O_WRONLY, dir_fd=self.proc)
         except OSError:
             return
         try:
-            os.write(descriptor, b"19")
+            os.write(descriptor, str(NICE).encode())
         except OSError:
             pass
         finally:

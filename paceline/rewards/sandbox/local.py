@@ -18,8 +18,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
-
 from paceline.errors import ConfigError, SandboxUnavailableError
 from paceline.rewards.sandbox.types import Program, RunResult, RunStatus, SandboxLimits
 
@@ -35,7 +33,6 @@ GRACE_SECONDS = 10.0
 
 _JAIL_FILE = Path(__file__).resolve().with_name("jail.py")
 _SCRIPT = "/program/main.py"
-_SYSTEM_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
 class LocalSandbox:
@@ -57,8 +54,8 @@ class LocalSandbox:
         if num_parallel is not None and num_parallel < 1:
             raise ConfigError(f"LocalSandbox.num_parallel={num_parallel}; set it to at least 1, or None.")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        fitting = psutil.virtual_memory().available // 2 // (self.limits.memory_bytes + self.limits.disk_bytes)
-        self.num_parallel = num_parallel or max(1, min(MOST_PER_CORE * cores, int(fitting)))
+        fitting = _free_memory() // 2 // (self.limits.memory_bytes + self.limits.disk_bytes)
+        self.num_parallel = num_parallel or max(1, min(MOST_PER_CORE * cores, fitting))
         self._places = threading.Semaphore(self.num_parallel)
         self._young = threading.Semaphore(cores)
         self._checking = threading.Lock()
@@ -213,7 +210,9 @@ class _Run:
         if "failed" in report:
             return RunResult("sandbox_error", message=report["failed"], **outcome)
         if not report or report.get("reason") == "lost":
-            message = "the jail ended without a report; was it killed from outside, or did the machine run out of memory?"
+            message = (
+                "the jail ended without a report; was it killed from outside, or did the machine run out of memory?"
+            )
             return RunResult("sandbox_error", message=message, **outcome)
         if "reason" in report:
             return RunResult(report["reason"], **outcome)
@@ -235,8 +234,12 @@ def _visible_files() -> dict[str, Any]:
     """The interpreter and the libraries that it needs; the folders of installed packages are hidden."""
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     own_libraries = [str(folder) for name in ("lib", "lib64") if (folder := Path(sys.base_prefix, name)).is_dir()]
-    libraries = [*_SYSTEM_LIBRARIES, *own_libraries, sysconfig.get_path("stdlib")]
-    links = [(path, os.readlink(path)) for path in libraries if os.path.islink(path)]
+    system = ["/lib", "/usr/lib", "/lib64", "/usr/lib64"]
+    links = [(path, os.readlink(path)) for path in system if os.path.islink(path)]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch and Path("/usr/lib", multiarch).is_dir():  # then /usr/lib holds programs beside the libraries
+        system[:2] = [f"/lib/{multiarch}", f"/usr/lib/{multiarch}"]
+    libraries = [*system, *own_libraries, sysconfig.get_path("stdlib")]
     binds: list[str] = []
     for path in sorted({os.path.realpath(path) for path in [*libraries, python] if os.path.exists(path)}):
         if not any(Path(path).is_relative_to(bound) for bound in binds):
@@ -289,6 +292,13 @@ def _refusal(found: str) -> str:
         f"LocalSandbox can't isolate programs on this machine, so it runs none: {found}. To have it: "
         f"{'; '.join(remedies)}. Or set PACELINE_SANDBOX_URL to a SandboxFusion service (RemoteSandbox)."
     )
+
+
+def _free_memory() -> int:
+    for line in _setting("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _setting(path: str) -> str:

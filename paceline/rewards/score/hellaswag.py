@@ -30,7 +30,9 @@ _LETTER = re.compile(r"([A-D])(?![\w'’])")
 _LETTER_ALONE = re.compile(r"([A-Da-d])(?=[\s*_`\"'”’$)\]}.:,;!]*\Z)")
 _LETTER_BEFORE_ENDING = re.compile(r"([A-D])[)\]}*_]*[.):,\]](?!\w)")
 _MENTION = re.compile(r"\(([A-D])\)|\b(?i:option|choice|ending)\s+\(?([A-D])\b")
-_EDGES = re.compile(r"\A[\W_]+|[\W_]+\Z")
+# Bounds the work for a response that says "answer" all the time.
+_CLAIMS = 20
+_LONGEST_CLAIM = 2000
 
 
 def compute_score(solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None) -> float:
@@ -70,8 +72,8 @@ def extract_letter(text: str, endings: Sequence[str] = ()) -> str | None:
     letter = _read(boxed, plain) if boxed else None
     if letter is not None:
         return letter
-    for answer in reversed(list(_ANSWER.finditer(text))):
-        letter = _read(text[answer.end() :], plain, claimed=True)
+    for answer in reversed(list(_ANSWER.finditer(text))[-_CLAIMS:]):
+        letter = _read(text[answer.end() : answer.end() + _LONGEST_CLAIM], plain, claimed=True)
         if letter is not None:
             return letter
     lines = text.strip().splitlines()
@@ -111,7 +113,9 @@ def _quoted(text: str, endings: Sequence[str]) -> str | None:
 
 
 def _plain(text: str) -> str:
-    return _EDGES.sub("", " ".join(text.split())).casefold()
+    """In lower case, with single spaces, from the first letter or digit to the last."""
+    inside = [position for position, character in enumerate(text) if character.isalnum()]
+    return " ".join(text[inside[0] : inside[-1] + 1].split()).casefold() if inside else ""
 
 
 def _endings(extra_info: Any) -> list[str]:

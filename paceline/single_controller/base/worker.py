@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,10 @@ class Worker:
     @property
     def local_world_size(self) -> int:
         return self._context.local_world_size
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Entered around every call from the driver, whichever class defines the method; does nothing here."""
+        return nullcontext()
 
     def register_mesh(self, name: str, dp_rank: int, is_collect: bool) -> None:
         """Say which data shard this rank takes in calls by mesh `name`, and whether its answer is the one to keep.

@@ -21,7 +21,7 @@ from paceline.errors import WorkerError
 from paceline.protocol import DataProto
 from paceline.single_controller.base.dispatch import drop_padding
 from paceline.single_controller.base.records import CallRecord
-from paceline.single_controller.base.worker import WorkerContext, current_context
+from paceline.single_controller.base.worker import WorkerContext, current_context, num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class WorkerShell:
         start = time.time()
         self._pool_name = context.pool_name
         context.export()
-        num_threads = num_threads or max(1, _num_cores() // context.local_world_size)
+        num_threads = num_threads or max(1, num_cores() // context.local_world_size)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
         torch.set_num_threads(num_threads)
         for role, spec in roles.items():
@@ -128,7 +128,9 @@ class WorkerShell:
             args, kwargs = _fill(call, values)
             inputs = _columns(args, kwargs) if call.check_inputs else {}
             before = _checksums(inputs)
-            output = getattr(self._workers[call.role], call.method)(*args, **kwargs)
+            worker = self._workers[call.role]
+            with worker.around_call():
+                output = getattr(worker, call.method)(*args, **kwargs)
             if changed := sorted(set(before.items()) - set(_checksums(inputs).items())):
                 names = ", ".join(name for name, _ in changed)
                 raise RuntimeError(
@@ -157,11 +159,6 @@ class WorkerShell:
             end=time.time(),
             tag=tag,
         )
-
-
-def _num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _beat(key: str) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError
+from paceline.report.files import keep_old
 
 LATEST = "latest_checkpointed_iteration.txt"
 STATE = "trainer.json"
@@ -53,12 +54,13 @@ def new_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Itera
     """A folder to save roles into; it becomes the latest checkpoint when the block ends without an error."""
     temporary = checkpoints / f".global_step_{step}.tmp"
     final = checkpoints / f"global_step_{step}"
-    shutil.rmtree(temporary, ignore_errors=True)
+    for abandoned in checkpoints.glob(".global_step_*.tmp"):
+        shutil.rmtree(abandoned, ignore_errors=True)
     temporary.mkdir(parents=True)
     yield temporary
     (temporary / STATE).write_text(json.dumps(state, indent=2))
     _sync_tree(temporary)
-    replaced = checkpoints / f".global_step_{step}.old"
+    replaced = _replaced(final)
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
         final.rename(replaced)
@@ -68,12 +70,19 @@ def new_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Itera
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def _replaced(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
+
+
 def latest_checkpoint(checkpoints: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None."""
     pointer = checkpoints / LATEST
     if not pointer.exists():
         return None
     folder = checkpoints / f"global_step_{pointer.read_text().strip()}"
+    replaced = _replaced(folder)
+    if replaced.exists() and not folder.exists():  # killed between the two renames of a step that was saved again
+        replaced.rename(folder)
     if not (folder / STATE).exists():
         raise CheckpointError(
             f"{pointer} names {folder.name}, which is missing or incomplete. Set trainer.resume_mode=resume_path and "
@@ -91,11 +100,14 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} can't be read ({error}).") from error
 
 
-def set_aside(checkpoints: Path) -> None:
-    """Keep an earlier run's checkpoints under another name, so that a new start in the same folder loses nothing."""
-    if not checkpoints.exists():
-        return
-    number = 1
-    while (aside := checkpoints.with_name(f"{checkpoints.name}.{number}")).exists():
-        number += 1
-    checkpoints.rename(aside)
+def rewind(checkpoints: Path, folder: Path) -> None:
+    """Make `folder` the latest checkpoint of its run, and set those of the branch that is left aside."""
+    step = _step_of(folder)
+    for other in checkpoints.glob("global_step_*"):
+        if other.suffix == "" and _step_of(other) > step:
+            keep_old(other)
+    write_atomically(checkpoints / LATEST, f"{step}\n")
+
+
+def _step_of(folder: Path) -> int:
+    return int(read_state(folder)["global_step"]) if (folder / STATE).exists() else -1

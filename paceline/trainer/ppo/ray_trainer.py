@@ -14,16 +14,18 @@ from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import make_kl_controller
-from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config import ActorConfig, CriticConfig, PPOConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.load import load_config
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
 from paceline.errors import CheckpointError, ConfigError
 from paceline.protocol import DataProto, DataProtoFuture
+from paceline.report.files import keep_old
 from paceline.schema import MODEL_INPUTS
+from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup, create_colocated_worker_cls
 from paceline.trainer.device import detect_device
-from paceline.trainer.ppo.checkpoint import latest_checkpoint, new_checkpoint, read_state, set_aside
+from paceline.trainer.ppo.checkpoint import latest_checkpoint, new_checkpoint, read_state, rewind
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
     compute_advantage,
@@ -144,6 +146,10 @@ class RayPPOTrainer:
             for role in self.role_worker_mapping
             if role not in self.resource_pool_manager.mapping
         ]
+        if self.reward_fn is None:
+            problems.append("reward_fn is None; give RayPPOTrainer a RewardManager(tokenizer, num_examine=0).")
+        if self.val_reward_fn is None and self.config.data.val_files:
+            problems.append("val_reward_fn is None; give RayPPOTrainer a RewardManager(tokenizer, num_examine=1).")
         if problems:
             raise ConfigError(problems)
 
@@ -170,10 +176,25 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""
+        try:
+            call_tag.set({"step": 0})
+            self._start_groups()
+            loading = [group.init_model() for group in self.worker_groups.values() if hasattr(group, "init_model")]
+            for future in loading:
+                if isinstance(future, DataProtoFuture):  # a user's worker may block instead
+                    future.get()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start_groups(self) -> None:
         trainer = self.config.trainer
         device = trainer.device or detect_device()
         self.resource_pool_manager.create_resource_pool(
-            device=device, cpus_per_device=trainer.cpus_per_device, threads_per_worker=trainer.threads_per_worker
+            nnodes=trainer.nnodes,
+            device=device,
+            cpus_per_device=trainer.cpus_per_device,
+            threads_per_worker=trainer.threads_per_worker,
         )
         roles_of_pool: dict[str, list[Enum]] = {}
         for role in self.role_worker_mapping:
@@ -194,9 +215,6 @@ class RayPPOTrainer:
         self.critic_wg = groups.get(Role.Critic)
         self.ref_policy_wg = groups.get(Role.RefPolicy, groups.get(Role.ActorRolloutRef))
         self.rm_wg = groups.get(Role.RewardModel)
-        loading = [group.init_model() for group in groups.values() if hasattr(group, "init_model")]
-        for future in loading:
-            future.get()
 
     def _class_with_args(self, role: Enum, device: str) -> RayClassWithInitArgs:
         """Our roles get their own section of the config; a user's role gets the whole."""
@@ -204,15 +222,12 @@ class RayPPOTrainer:
         sections: dict[Enum, Any] = {Role.Critic: self._critic_config()}
         for policy_role in (Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy):
             sections[policy_role] = config.actor_rollout_ref
-        is_critic = role is Role.Critic
-        section = sections[Role.Critic] if is_critic else config.actor_rollout_ref.actor
-        mini_batch_size = section.ppo_mini_batch_size
-        per_step = num_mini_batches(config.data.train_batch_size, mini_batch_size) * section.ppo_epochs
-        updates = self.total_training_steps - (0 if is_critic else config.trainer.critic_warmup)
+        trained = sections[Role.Critic] if role is Role.Critic else config.actor_rollout_ref.actor
+        first_step = 1 if role is Role.Critic else config.trainer.critic_warmup + 1
         run = RunContext(
             seed=config.trainer.seed,
             device=device,
-            total_optimizer_steps=max(1, updates) * per_step,
+            total_optimizer_steps=self._count_optimizer_steps(trained, first_step),
             max_response_length=config.data.max_response_length,
             eos_token_ids=(self.tokenizer.eos_token_id,),
             pad_token_id=self.tokenizer.pad_token_id,
@@ -221,7 +236,15 @@ class RayPPOTrainer:
             cls=self.role_worker_mapping[role], config=sections.get(role, config), role=role_name(role), run=run
         )
 
-    def _critic_config(self) -> Any:
+    def _count_optimizer_steps(self, trained: ActorConfig | CriticConfig, first_step: int) -> int:
+        """Optimizer steps from a training step to the end of the run; the last batch of an epoch may be smaller."""
+        prompts, batch = len(self.train_dataloader.dataset), self.config.data.train_batch_size
+        sizes = [min(batch, prompts - start) for start in range(0, prompts, batch)]
+        per_batch = [num_mini_batches(size, trained.ppo_mini_batch_size) * trained.ppo_epochs for size in sizes]
+        steps = range(first_step - 1, self.total_training_steps)
+        return max(1, sum(per_batch[step % len(per_batch)] for step in steps))
+
+    def _critic_config(self) -> CriticConfig:
         """The critic's section, with what it leaves open taken from the actor."""
         critic, policy = self.config.critic, self.config.actor_rollout_ref
         return replace(
@@ -244,14 +267,18 @@ class RayPPOTrainer:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         try:
             resumed = self._resume()
+            only_a_look = trainer.val_only and self.global_step > 0  # leaves the records of the run as they are
             self.log = RunLog(
-                self.run_dir,
+                self.run_dir / "validation" if only_a_look else self.run_dir,
                 self.config,
-                resume_step=self.global_step if resumed else None,
+                resume_step=self.global_step if resumed and not only_a_look else None,
+                step=self.global_step,
+                total_steps=self.total_training_steps,
                 drain_call_records=self.ray_worker_group_cls.drain_call_records,
             )
             try:
-                if self.val_dataloader is not None and not resumed and (trainer.val_before_train or trainer.val_only):
+                begins = trainer.val_before_train and self.global_step == 0
+                if self.val_dataloader is not None and (begins or trainer.val_only):
                     self.validate()
                     self.log.write_validation()
                 yield
@@ -389,15 +416,7 @@ class RayPPOTrainer:
         for update in (critic_update, actor_update):
             if update is not None:
                 self.log.metrics |= update.get()[0]
-        last = self.global_step >= self.total_training_steps
-        if trainer.save_freq > 0 and (last or self.global_step % trainer.save_freq == 0):
-            with self.log.phase("save_checkpoint"):
-                self.save_checkpoint()
-        if (
-            self.val_dataloader is not None
-            and trainer.test_freq > 0
-            and (last or self.global_step % trainer.test_freq == 0)
-        ):
+        if self.val_dataloader is not None and self._is_due(trainer.test_freq):
             self.validate()
         self.log.metrics |= {"training/global_step": self.global_step, "training/epoch": self.epoch}
         self.log.write_step(
@@ -406,6 +425,14 @@ class RayPPOTrainer:
             use_critic=self.use_critic,
             devices=self.resource_pool_manager.get_n_gpus(),
         )
+        # After the log line: a resumed run cuts lines that its checkpoint does not cover, but can't write missing ones.
+        if self._is_due(trainer.save_freq):
+            with self.log.phase("save_checkpoint"):
+                self.save_checkpoint()
+
+    def _is_due(self, every: int) -> bool:
+        """Every so many steps, and at the end; never if that is -1."""
+        return every > 0 and (self.global_step % every == 0 or self.global_step >= self.total_training_steps)
 
     @property
     def epoch(self) -> int:
@@ -444,10 +471,10 @@ class RayPPOTrainer:
             self.tokenizer.save_pretrained(folder / "actor")
 
     def _resume(self) -> bool:
-        """Load the checkpoint that the config names; True if there was one."""
+        """Load the checkpoint that the config names. True if it is of this run, whose records then go on."""
         trainer = self.config.trainer
         if trainer.resume_mode == "disable":
-            set_aside(self.checkpoints)
+            keep_old(self.checkpoints)
             return False
         if trainer.resume_mode == "resume_path":
             folder: Path | None = Path(str(trainer.resume_from_path)).expanduser()
@@ -475,6 +502,10 @@ class RayPPOTrainer:
             logger.warning(
                 "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
             )
+        if folder.resolve().parent != self.checkpoints.resolve():  # another run's: this folder's records begin here
+            keep_old(self.checkpoints)
+            return False
+        rewind(self.checkpoints, folder)
         return True
 
 

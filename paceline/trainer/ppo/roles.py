@@ -8,18 +8,19 @@ A new role needs no change here: define an Enum of your own and use its members 
     role_worker_mapping = {Role.ActorRollout: ActorRolloutRefWorker, MyRole.Judge: JudgeWorker}
     mapping = {Role.ActorRollout: "global_pool", MyRole.Judge: "global_pool"}
 
-and after `init_workers()` its worker group is `trainer.worker_groups[MyRole.Judge]`. (A Python Enum that has members
-can't be subclassed.)
+and after `init_workers()` its worker group is `trainer.worker_groups[MyRole.Judge]`. Its worker is constructed with the
+keyword arguments `config` (the whole PPOConfig), `role` ("judge") and `run` (a RunContext); a registered `init_model`
+is called at the start. (A Python Enum that has members can't be subclassed.)
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.errors import ConfigError
+from paceline.single_controller.base import num_cores
 from paceline.single_controller.ray import RayResourcePool
 
 
@@ -58,19 +59,30 @@ class ResourcePoolManager:
             raise ConfigError(unknown)
 
     def create_resource_pool(
-        self, *, device: str = "cpu", cpus_per_device: float = 1.0, threads_per_worker: int | None = None
+        self,
+        *,
+        nnodes: int = 1,
+        device: str = "cpu",
+        cpus_per_device: float = 1.0,
+        threads_per_worker: int | None = None,
     ) -> None:
-        """Make the pool objects. Ray reserves their devices when the first worker group starts on each."""
-        threads = threads_per_worker or self._threads_by_default()
-        for name, process_on_nodes in self.resource_pool_spec.items():
-            self.resource_pool_dict[name] = RayResourcePool(
-                process_on_nodes=list(process_on_nodes),
-                use_gpu=device != "cpu",
-                name_prefix=name,
-                cpus_per_device=cpus_per_device,
-                threads_per_worker=threads,
-                device_name=device,
-            )
+        """Make the pool objects. Ray reserves their devices when the first worker group starts.
+
+        One reservation covers all pools, which are cut out of it: pools of one node then really share that node, and
+        pools of several nodes never do.
+        """
+        nodes = self._nodes(nnodes)
+        reservation = RayResourcePool(
+            process_on_nodes=nodes,
+            use_gpu=device != "cpu",
+            name_prefix="+".join(self.resource_pool_spec),
+            cpus_per_device=cpus_per_device,
+            threads_per_worker=threads_per_worker or max(1, num_cores() // max(nodes)),
+            device_name=device,
+        )
+        sizes = [sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values()]
+        names = list(self.resource_pool_spec)
+        self.resource_pool_dict = dict(zip(names, reservation.split(sizes, names), strict=True))
 
     def get_resource_pool(self, role: Enum) -> RayResourcePool:
         """The pool of a role."""
@@ -80,8 +92,9 @@ class ResourcePoolManager:
         """Devices of all pools."""
         return sum(sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values())
 
-    def _threads_by_default(self) -> int:
-        """Cores over workers on a node: pools of one node share it, pools of several nodes have nodes of their own."""
-        one_node = [sum(nodes) for nodes in self.resource_pool_spec.values() if len(nodes) == 1]
-        several = [max(nodes) for nodes in self.resource_pool_spec.values() if len(nodes) > 1]
-        return max(1, len(os.sched_getaffinity(0)) // max(sum(one_node), *several, 1))
+    def _nodes(self, nnodes: int) -> list[int]:
+        """Devices per node over all pools."""
+        pools = [list(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values()]
+        if nnodes == 1 and all(len(process_on_nodes) == 1 for process_on_nodes in pools):
+            return [self.get_n_gpus()]
+        return [devices for process_on_nodes in pools for devices in process_on_nodes]

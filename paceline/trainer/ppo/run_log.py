@@ -56,25 +56,36 @@ class RunLog:
         config: PPOConfig,
         *,
         resume_step: int | None,
+        step: int,
+        total_steps: int,
         drain_call_records: Callable[[], list[CallRecord]],
     ) -> None:
         trainer = config.trainer
+        run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(to_dict(config))))
         self.tracking = Tracking(
-            run_dir, trainer.logger, trainer.project_name, trainer.experiment_name, resume_step=resume_step
+            run_dir,
+            trainer.logger,
+            trainer.project_name,
+            trainer.experiment_name,
+            resume_step=resume_step,
+            total_steps=total_steps,
         )
         self.timeline = TimelineWriter(run_dir / "timeline.json")
         self._drain_call_records = drain_call_records
         self.num_samples = trainer.log_train_samples
-        self.begin_step(resume_step or 0)
+        self._clear()
+        self.begin_step(step)
 
     def begin_step(self, step: int) -> None:
         """Calls issued from now on carry this step in their records."""
         call_tag.set({"step": step})
         self.step = step
+        self.started = time.time()
+
+    def _clear(self) -> None:
         self.metrics: dict[str, float] = {}
         self.timer = Timer()
-        self.started = time.time()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -98,20 +109,26 @@ class RunLog:
         """The line of a validation outside of any step."""
         self._collect_records()
         self.tracking.log(self.metrics, step=self.step)
+        self._clear()
 
     def write_step(
         self, batch: DataProto, *, tokenizer: PreTrainedTokenizerBase, use_critic: bool, devices: int
     ) -> None:
-        """The line of a finished step."""
+        """The line of a finished step. What is timed after it, such as saving, counts for the next."""
         seconds = self.timer.seconds | phase_seconds(self._collect_records()) | {"step": time.time() - self.started}
         self.metrics |= data_metrics(batch, use_critic=use_critic)
         self.metrics |= timing_metrics(batch, seconds)
         self.metrics |= throughput_metrics(batch, seconds["step"], devices)
         self._show_samples(batch, tokenizer)
         self.tracking.log(self.metrics, step=self.step)
+        self._clear()
 
     def close(self) -> None:
-        self._collect_records()
+        """Write what is left. Never raises: it runs also when a run fails, and must not hide why."""
+        try:
+            self._collect_records()
+        except Exception:
+            logger.warning("the last calls are missing in the timeline", exc_info=True)
         self.timeline.close()
         self.tracking.close()
 

@@ -19,14 +19,23 @@ logger = logging.getLogger(__name__)
 
 
 def _mean_at_n(source: np.ndarray, uid: np.ndarray, scores: np.ndarray, name: str, n: int) -> dict[str, float]:
-    """Mean over prompts of the mean over a prompt's responses, by data source."""
+    """Mean over prompts of the mean over a prompt's responses, by data source; a source without scores has none."""
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row_source, row_uid, score in zip(source, uid, scores, strict=True):
-        groups[row_source][row_uid].append(float(score))
+        if not np.isnan(score):
+            groups[row_source][row_uid].append(float(score))
     return {
         f"val-core/{row_source}/{name}/mean@{n}": float(np.mean([np.mean(scores) for scores in prompts.values()]))
         for row_source, prompts in groups.items()
     }
+
+
+def _accuracy(info: dict[str, np.ndarray], num_rows: int) -> np.ndarray:
+    """`acc` of each row; NaN where the scorer has no such thing, 0 where grading failed or timed out."""
+    accuracy = np.asarray(info.get("acc", np.full(num_rows, np.nan)), dtype=float).copy()
+    for flag in ("timeout", "grader_error"):
+        accuracy[np.asarray(info.get(flag, np.zeros(num_rows)), dtype=bool)] = 0.0
+    return accuracy
 
 
 def _rows_with_rule(rows: dict[str, Any], trainer: RayPPOTrainer) -> np.ndarray:
@@ -62,8 +71,7 @@ def validate(trainer: RayPPOTrainer, batches: Iterable[dict[str, Any]]) -> dict[
         batch: DataProto = labels.union(trainer.generate(requests, sampling).get())
         result = trainer.val_reward_fn(batch, return_dict=True)
         columns["reward"].append(result["reward_tensor"].sum(dim=-1).numpy())
-        if "acc" in result.get("reward_extra_info", {}):
-            columns["acc"].append(np.asarray(result["reward_extra_info"]["acc"], dtype=float))
+        columns["acc"].append(_accuracy(result.get("reward_extra_info", {}), len(batch)))
         columns["uid"].append(batch.non_tensor_batch["uid"])
         unnamed = np.array(["unknown"] * len(batch), dtype=object)
         columns["source"].append(batch.non_tensor_batch.get(reward_fn_key, unnamed))
@@ -75,7 +83,5 @@ def validate(trainer: RayPPOTrainer, batches: Iterable[dict[str, Any]]) -> dict[
         return metrics
     source, uid = np.concatenate(columns["source"]), np.concatenate(columns["uid"])
     for name in ("reward", "acc"):
-        scores = np.concatenate(columns[name]) if columns[name] else np.array([])
-        if len(scores) == len(uid):
-            metrics |= _mean_at_n(source, uid, scores, name, sampling.n)
+        metrics |= _mean_at_n(source, uid, np.concatenate(columns[name]), name, sampling.n)
     return metrics

@@ -134,7 +134,10 @@ def test_prepared_model_is_a_hugging_face_folder_and_is_used_again(
     assert model.config.model_type == "qwen2"
     assert model.config.eos_token_id == tokenizer.eos_token_id
     assert tokenizer.chat_template is not None
-    assert tokenizer.encode("12+7=") == build_tokenizer().encode("12+7=")
+    text = "<|user|>12+7=<|assistant|>#### 19<|end|>"
+    assert len(tokenizer) == len(build_tokenizer()) == model.config.vocab_size
+    assert tokenizer.encode(text) == build_tokenizer().encode(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
     quickstart.prepare_model(folder, seed=2)
     assert calls == [2]
     assert [path.name for path in folder.parent.iterdir()] == ["model"]

@@ -77,8 +77,11 @@ def test_interpolations_reach_keys_that_only_the_defaults_have():
 
 
 def test_a_section_may_refer_to_another():
-    config = {"actor_rollout_ref": {"model": {"path": "org/name"}}, "critic": {"model": "${actor_rollout_ref.model}"}}
-    assert load_config(config).critic.model.path == "org/name"
+    config = {
+        "actor_rollout_ref": {"actor": {"optim": {"lr": 0.5}}},
+        "critic": {"optim": "${actor_rollout_ref.actor.optim}"},
+    }
+    assert load_config(config).critic.optim.lr == 0.5
 
 
 def test_an_empty_section_is_its_defaults():

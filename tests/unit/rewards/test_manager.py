@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ConfigError, DataError, UnknownDataSourceError
+from paceline.errors import ConfigError, DataError, RewardError, UnknownDataSourceError
 from paceline.protocol import DataProto
 from paceline.rewards import RewardManager, _select_rm_score_fn, known_sources, register_scorer, registry
 from paceline.rewards.score import gsm8k, math
@@ -151,10 +151,16 @@ def test_an_exception_in_a_custom_function_does_not_end_the_run_and_shows_its_tr
 
 @pytest.mark.parametrize("value", [None, "high", float("nan"), float("inf"), {"reward": 1.0}])
 def test_a_result_that_is_no_score_is_a_grader_error(value):
-    manager = RewardManager(TOKENIZER, 0, compute_score=lambda **kwargs: value)
-    result = manager(make_batch(["x"], ["y"]), return_dict=True)
+    manager = RewardManager(TOKENIZER, 0, compute_score=lambda **kw: value if kw["solution_str"] == "x" else 1.0)
+    result = manager(make_batch(["x", "z"], ["y", "y"]), return_dict=True)
     assert result["metrics"]["reward/grader_errors"] == 1
-    assert result["reward_tensor"].sum() == 0
+    assert result["reward_tensor"].sum() == 1
+
+
+def test_a_function_that_fails_on_every_response_is_an_error():
+    manager = RewardManager(TOKENIZER, 0, compute_score=lambda **kwargs: None)
+    with pytest.raises(RewardError, match=r"all 2 responses.*returned None as a score"):
+        manager(make_batch(["x", "z"], ["y", "y"]))
 
 
 def test_a_custom_function_is_given_source_text_truth_and_extra_info():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import CheckpointError
-from paceline.trainer.ppo.checkpoint import latest_checkpoint, new_checkpoint, read_state, set_aside
+from paceline.trainer.ppo.checkpoint import latest_checkpoint, new_checkpoint, read_state, rewind
 
 
 def save(checkpoints: Path, step: int, content: str = "weights") -> None:
@@ -59,8 +59,26 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-def test_setting_aside_keeps_every_earlier_run(tmp_path: Path) -> None:
-    for _ in range(2):
-        save(tmp_path / "checkpoints", 1)
-        set_aside(tmp_path / "checkpoints")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints.1", "checkpoints.2"]
+def test_rewinding_makes_an_older_checkpoint_the_latest_and_keeps_the_others(tmp_path: Path) -> None:
+    for step in (1, 2, 10):
+        save(tmp_path, step)
+    rewind(tmp_path, tmp_path / "global_step_2")
+    assert latest_checkpoint(tmp_path) == tmp_path / "global_step_2"
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == [
+        "global_step_1",
+        "global_step_10.1",
+        "global_step_2",
+    ]
+
+
+def test_a_kill_between_the_renames_of_a_step_saved_again_loses_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 2, "old")
+    (tmp_path / "global_step_2").rename(tmp_path / ".global_step_2.old")
+    assert latest_checkpoint(tmp_path) == tmp_path / "global_step_2"
+    assert (tmp_path / "global_step_2" / "actor" / "model").read_text() == "old"
+
+
+def test_what_an_interrupted_save_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / ".global_step_1.tmp" / "actor").mkdir(parents=True)
+    save(tmp_path, 2)
+    assert not (tmp_path / ".global_step_1.tmp").exists()

@@ -1,0 +1,249 @@
+"""How a run begins, validates, saves and resumes: the real trainer and workers, in this process."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.errors import CheckpointError, ConfigError
+from paceline.single_controller.base import Dispatch, Worker, register
+from paceline.single_controller.in_process import InProcessWorkerGroup
+from paceline.trainer.main_ppo import TaskRunner, complete_config
+from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from paceline.trainer.ppo.roles import Role
+from paceline.trainer.ppo.validation import _accuracy, _mean_at_n
+from tests.in_process import build_in_process, train_in_process
+from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(scope="module")
+def whole(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of six steps with a checkpoint at each: the end of an epoch is among them."""
+    run_dir = tmp_path_factory.mktemp("whole")
+    train_in_process(config(material, run_dir))
+    return run_dir
+
+
+def config(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "trainer__total_training_steps": 6,
+        "trainer__save_freq": 1,
+        "trainer__test_freq": 2,
+        "trainer__critic_warmup": 1,
+        "algorithm__use_kl_in_reward": True,
+        "algorithm__kl_ctrl__type": "adaptive",
+        "actor_rollout_ref__actor__shuffle": True,
+        "actor_rollout_ref__actor__ppo_epochs": 2,
+    }
+    return base_config(material, run_dir, **(settings | changes))
+
+
+class CrashError(Exception):
+    pass
+
+
+def crash_in(trainer: RayPPOTrainer, method: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run until `method` is called in `step`."""
+    original = getattr(trainer, method)
+
+    def crash(*args: Any) -> Any:
+        if trainer.global_step == step:
+            raise CrashError
+        return original(*args)
+
+    monkeypatch.setattr(trainer, method, crash)
+    with pytest.raises(CrashError):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("method", ["validate", "save_checkpoint", "update_actor", "generate"])
+@pytest.mark.parametrize("step", [3, 4])
+def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
+    material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, step: int
+) -> None:
+    if method == "validate":
+        step = 4
+    crash_in(build_in_process(config(material, tmp_path)), method, step, monkeypatch)
+    train_in_process(config(material, tmp_path))
+    assert results(tmp_path) == results(whole)
+
+
+def test_the_critic_alone_learns_during_its_warm_up(whole: Path) -> None:
+    lines = read_metrics(whole)
+    assert "actor/pg_loss" not in lines[1]
+    assert "critic/vf_loss" in lines[1]
+    assert "actor/pg_loss" in lines[2]
+
+
+def test_resuming_from_an_older_checkpoint_leaves_the_other_branch_aside(
+    material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train_in_process(config(material, tmp_path))
+    older = tmp_path / "checkpoints" / "global_step_2"
+    path = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": str(older)}
+    crash_in(build_in_process(config(material, tmp_path, **path)), "generate", 3, monkeypatch)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2]
+    train_in_process(config(material, tmp_path))
+    assert results(tmp_path) == results(whole)
+
+
+def test_resuming_from_another_run_begins_new_records_at_its_step(material: Path, whole: Path, tmp_path: Path) -> None:
+    path = str(whole / "checkpoints" / "global_step_4")
+    train_in_process(config(material, tmp_path, trainer__resume_mode="resume_path", trainer__resume_from_path=path))
+    assert results(tmp_path) == results(whole)[5:]
+
+
+def test_starting_anew_keeps_what_an_earlier_run_left(material: Path, whole: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        train_in_process(config(material, tmp_path, trainer__resume_mode="disable"))
+    assert results(tmp_path) == results(whole)
+    assert (tmp_path / "metrics.1.jsonl").exists()
+    assert (tmp_path / "checkpoints.1" / "global_step_6").exists()
+
+
+def test_a_complete_run_is_left_as_it_is(material: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train_in_process(config(material, tmp_path, trainer__total_training_steps=1))
+    before = results(tmp_path)
+    train_in_process(config(material, tmp_path, trainer__total_training_steps=1))
+    assert results(tmp_path) == before
+    assert "this run is complete" in caplog.text
+
+
+def test_val_only_validates_a_checkpoint_without_touching_the_runs_records(
+    material: Path, whole: Path, tmp_path: Path
+) -> None:
+    train_in_process(config(material, tmp_path, trainer__val_only=True, trainer__total_training_steps=6))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0]
+    before = results(whole)
+    train_in_process(config(material, whole, trainer__val_only=True))
+    assert results(whole) == before
+    (line,) = read_metrics(whole / "validation")
+    key = "val-core/openai/gsm8k/reward/mean@1"
+    assert (line["step"], line[key]) == (6, before[-1][key])
+
+
+def test_a_checkpoint_of_a_run_with_other_roles_is_refused(material: Path, whole: Path, tmp_path: Path) -> None:
+    grpo = {"algorithm__adv_estimator": "grpo", "actor_rollout_ref__rollout__n": 2, "trainer__critic_warmup": 0}
+    train_in_process(config(material, tmp_path, trainer__total_training_steps=1, **grpo))
+    with pytest.raises(CheckpointError, match="has no critic"):
+        train_in_process(config(material, tmp_path))
+
+
+def test_schedules_count_the_optimizer_steps_of_the_real_batches(material: Path, tmp_path: Path) -> None:
+    """20 prompts in batches of 8 and mini-batches of 4: 2 + 2 + 1 optimizer steps in an epoch, times 2 passes."""
+    trainer = TaskRunner().build_trainer(
+        complete_config(as_omegaconf(config(material, tmp_path, trainer__critic_warmup=0))), InProcessWorkerGroup
+    )
+    actor = trainer.config.actor_rollout_ref.actor
+    assert trainer._count_optimizer_steps(actor, first_step=1) == 2 * 2 * (2 + 2 + 1)
+    assert trainer._count_optimizer_steps(actor, first_step=3) == 2 * 1 + 2 * (2 + 2 + 1)
+
+
+def test_samples_of_training_responses_are_logged_with_their_scores(
+    material: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    changes = {"trainer__total_training_steps": 1, "trainer__log_train_samples": 2}
+    train_in_process(config(material, tmp_path, **changes))
+    samples = [record.getMessage() for record in caplog.records if "step 1 sample" in record.getMessage()]
+    assert len(samples) == 2
+    assert "prompt 'user: " in samples[0]
+    assert "score" in samples[0]
+
+
+class MyRole(Enum):
+    Judge = "judge"
+
+
+class JudgeWorker(Worker):
+    def __init__(self, config: Any, role: str, run: Any) -> None:
+        self.model_path = config.actor_rollout_ref.model.path
+
+    @register(Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        self.loaded = True
+
+    @register(Dispatch.RANK_ZERO)
+    def judge(self) -> tuple[str, bool]:
+        return self.model_path, self.loaded
+
+
+def test_a_role_of_the_users_own_gets_its_workers(material: Path, tmp_path: Path) -> None:
+    runner = TaskRunner()
+    runner.role_worker_mapping[MyRole.Judge] = JudgeWorker
+    runner.mapping[MyRole.Judge] = "global_pool"
+    trainer = runner.build_trainer(complete_config(as_omegaconf(config(material, tmp_path))), InProcessWorkerGroup)
+    trainer.init_workers()
+    assert trainer.worker_groups[MyRole.Judge].judge() == (str(material / "model"), True)
+
+
+def test_one_worker_can_be_actor_rollout_and_reference(material: Path, whole: Path, tmp_path: Path) -> None:
+    runner = TaskRunner()
+    complete = complete_config(as_omegaconf(config(material, tmp_path)))
+    trainer = runner.build_trainer(complete, InProcessWorkerGroup)
+    mapping = trainer.role_worker_mapping
+    worker = mapping.pop(Role.ActorRollout)
+    mapping.pop(Role.RefPolicy)
+    mapping[Role.ActorRolloutRef] = worker
+    trainer.resource_pool_manager.mapping[Role.ActorRolloutRef] = "global_pool"
+    trainer.init_workers()
+    assert trainer.ref_policy_wg is trainer.actor_rollout_wg
+    trainer.fit()
+    assert results(tmp_path) == results(whole)
+
+
+def test_missing_roles_pools_and_rewards_are_all_reported(material: Path, tmp_path: Path) -> None:
+    trainer = TaskRunner().build_trainer(
+        complete_config(as_omegaconf(config(material, tmp_path))), InProcessWorkerGroup
+    )
+    with pytest.raises(ConfigError) as error:
+        RayPPOTrainer(trainer.config, trainer.tokenizer, {MyRole.Judge: JudgeWorker}, trainer.resource_pool_manager)
+    text = str(error.value)
+    for part in ("Role.ActorRollout", "Role.Critic", "Role.RefPolicy", "Judge has a worker class", "reward_fn is None"):
+        assert part in text
+
+
+def test_rows_that_no_function_scores_are_skipped_and_counted_in_validation(material: Path, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(material / "test.parquet").to_pylist()
+    for row in rows[:2]:
+        row["data_source"] = "nobody/knows"
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mixed.parquet")
+    changes = {"data__val_files": str(tmp_path / "mixed.parquet"), "custom_reward_function__path": None}
+    train_in_process(config(material, tmp_path / "run", trainer__val_only=True, **changes))
+    (line,) = read_metrics(tmp_path / "run")
+    assert line["val-aux/skipped_rows"] == 2
+    assert {name for name in line if name.startswith("val-core/")} == {
+        "val-core/openai/gsm8k/reward/mean@1",
+        "val-core/openai/gsm8k/acc/mean@1",
+    }
+
+
+def test_a_response_that_could_not_be_graded_is_not_accurate_and_spoils_no_other() -> None:
+    info = {"acc": np.array([1.0, np.nan, np.nan]), "timeout": np.array([False, True, False])}
+    accuracy = _accuracy(info, 3)
+    np.testing.assert_array_equal(accuracy, [1.0, 0.0, np.nan])
+    assert np.isnan(_accuracy({}, 2)).all()
+    source, uid = np.array(["a", "a", "b"]), np.array(["0", "1", "2"])
+    assert _mean_at_n(source, uid, accuracy, "acc", 1) == {"val-core/a/acc/mean@1": 0.5}
+
+
+def test_the_run_folder_holds_the_complete_config(whole: Path) -> None:
+    from omegaconf import OmegaConf
+
+    saved = OmegaConf.load(whole / "config.yaml")
+    assert saved.trainer.save_freq == 1
+    assert saved.algorithm.gamma == 1.0
+    assert json.loads((whole / "checkpoints" / "global_step_6" / "trainer.json").read_text())["global_step"] == 6

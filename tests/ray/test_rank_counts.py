@@ -1,4 +1,4 @@
-"""The number of devices and the backend change the speed, not the training."""
+"""The number of devices and the backend change the speed, not the training; what users register takes part."""
 
 from __future__ import annotations
 
@@ -45,3 +45,18 @@ def test_two_sharded_ranks_train_like_one_process_on_recorded_responses(tmp_path
     for expected, found in zip(one, two, strict=True):
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-6), (expected["step"], name)
+
+
+def test_an_estimator_and_a_loss_registered_beside_runner_and_worker_are_used(tmp_path: Path) -> None:
+    config = base_config(
+        make_material(tmp_path / "material"),
+        tmp_path / "run",
+        algorithm__adv_estimator="reward_to_go",
+        actor_rollout_ref__actor__policy_loss__loss_mode="unclipped",
+        trainer__total_training_steps=1,
+    )
+    run_ppo(as_omegaconf(config), task_runner_class=ReplayRunner)
+    last = results(tmp_path / "run")[-1]
+    assert last["actor/tokens_seen"] == pytest.approx(1.0)  # tokens over tokens of the mini-batch
+    assert last["critic/returns/max"] == pytest.approx(last["critic/score/max"])
+    assert "critic/vf_loss" not in last

@@ -1,7 +1,7 @@
 """Tries a program on test cases. Runs inside a sandbox, as a script; imports nothing but the standard library.
 
-It reads JSON from standard input, `{"code": ..., "kind": ..., "cases": [...], "stop_at_first_failure": ...}`, and writes
-one line of JSON to standard output for each case that it came to. The program under test runs in processes of its own
+It reads JSON from standard input, `{"code": ..., "kind": ..., "cases": [...], ...}`, and writes one line of JSON to
+standard output for each case that it came to. The program under test runs in processes of its own
 and never sees the expected results, nor this process's memory, input or output: a program that knew them could
 return them, and one that shared this process could change what `==` means. Only plain data crosses between the two.
 
@@ -124,7 +124,7 @@ def start_programs(control: socket.socket) -> dict[str, Any] | None:
             continue
         if request["action"] == "wait":
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the number stays taken until its group is killed
-        try:
+        try:  # noqa: SIM105 - contextlib would be one more import
             os.killpg(pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass
@@ -133,7 +133,7 @@ def start_programs(control: socket.socket) -> dict[str, Any] | None:
 
 
 def be_the_program(order: dict[str, Any]) -> None:
-    """Does what its last caller does not: the program's end must be the interpreter's, with threads and exit handlers."""
+    """To be called last: the program's end is the interpreter's, which waits for threads and calls exit handlers."""
     first, second = order["descriptors"]
     if order["kind"] != "stdin":
         Served(first, second).loop()
@@ -141,8 +141,8 @@ def be_the_program(order: dict[str, Any]) -> None:
     for descriptor, target in ((first, 0), (second, 1)):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout
     with open(order["file"], encoding="utf-8", errors="surrogatepass") as source:
         code = source.read()

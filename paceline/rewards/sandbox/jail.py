@@ -196,7 +196,7 @@ def write(path: str, text: str) -> None:
 
 
 def report(status: int, message: dict) -> None:
-    try:
+    try:  # noqa: SIM105 - contextlib would be one more import
         os.write(status, marshal.dumps(message))
     except OSError:
         pass

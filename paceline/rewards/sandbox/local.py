@@ -6,6 +6,7 @@ import logging
 import marshal
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -223,7 +224,7 @@ class _Run:
 def _status(code: int, cpu_seconds: float, stderr: str, limits: SandboxLimits) -> RunStatus:
     if code == 0:
         return "ok"
-    if code < 0 and cpu_seconds >= limits.cpu_seconds:
+    if code == -signal.SIGXCPU or (code == -signal.SIGKILL and cpu_seconds >= limits.cpu_seconds):
         return "timeout"
     if stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
         return "memory"

@@ -18,7 +18,7 @@ from paceline.config import ActorConfig, CriticConfig, PPOConfig, RolloutConfig,
 from paceline.config.load import load_config
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
-from paceline.errors import CheckpointError, ConfigError
+from paceline.errors import CheckpointError, ConfigError, ResourceError
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.files import keep_old
 from paceline.schema import MODEL_INPUTS
@@ -183,8 +183,11 @@ class RayPPOTrainer:
             for future in loading:
                 if isinstance(future, DataProtoFuture):  # a user's worker may block instead
                     future.get()
-        except BaseException:
+        except BaseException as error:
             self.shutdown()
+            if isinstance(error, ResourceError):
+                keys = "trainer.n_gpus_per_node, trainer.nnodes, trainer.cpus_per_device"
+                raise ResourceError(f"{error}\nThe keys: {keys}; ray_kwargs.ray_init.num_cpus.") from None
             raise
 
     def _start_groups(self) -> None:

@@ -170,7 +170,7 @@ def ray_session():
 
 def test_the_example_of_the_documentation_runs(ray_session):
     page = (Path(__file__).parents[2] / "docs" / "single_controller.md").read_text()
-    code = page.split("```python\n")[1].split("```")[0].replace("ray.init("local", num_cpus=3)\n", "")
+    code = page.split("```python\n")[1].split("```")[0].replace("ray.init(num_cpus=3)\n", "")
     exec(compile(code, "docs/single_controller.md", "exec"), {"__name__": "__main__"})
 
 

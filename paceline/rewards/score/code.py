@@ -344,7 +344,7 @@ def _matches(returned: Any, expected: Any) -> bool:
     """
     kind = None
     if isinstance(returned, dict):
-        kind, returned = returned.get("type"), returned.get("value")
+        kind, returned = returned.get("type", "none"), returned.get("value")
     if isinstance(expected, list):
         if kind not in (None, "tuple") or not isinstance(returned, list) or len(returned) != len(expected):
             return False

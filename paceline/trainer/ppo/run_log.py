@@ -129,6 +129,7 @@ class RunLog:
             self._collect_records()
         except Exception:
             logger.warning("the last calls are missing in the timeline", exc_info=True)
+        call_tag.set({})
         self.timeline.close()
         self.tracking.close()
 

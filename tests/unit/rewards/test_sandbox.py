@@ -579,7 +579,7 @@ def test_odd_source_is_an_error_of_the_program(sandbox):
     assert run(sandbox, "def (").status == "error"
     assert sandbox.run(Program("print('\ud800')")).status == "error"
     assert sandbox.run(Program("\0")).status == "error"
-    assert sandbox.run(Program("(" * 100_000)).status == "error"
+    assert sandbox.run(Program("(" * 10_000)).status == "error"
 
 
 @pytest.mark.parametrize(
@@ -657,7 +657,11 @@ def test_a_machine_without_namespaces_is_refused_and_nothing_runs(tmp_path):
     """In a process that may not make namespaces, as in a container with the usual system call filter."""
     witness = tmp_path / "ran"
     script = f"""
+import os
 from paceline.rewards.sandbox import LocalSandbox, Program, jail
+token, numbers = jail.ARCHITECTURES[os.uname().machine]
+jail.ARCHITECTURES[os.uname().machine] = (token, {{"clone": numbers["clone"]}})
+jail.NEW_CALLS = {{}}
 jail.prctl(jail.PR_SET_NO_NEW_PRIVS, 1)
 jail.filter_system_calls()
 sandbox = LocalSandbox()

@@ -1,0 +1,550 @@
+"""The scorer of code: what counts as the program, how tests are judged, and what does not fool it."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import uuid
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.errors import ConfigError, DataError, SandboxUnavailableError
+from paceline.protocol import DataProto
+from paceline.rewards import RewardManager, known_sources
+from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits, case_runner
+from paceline.rewards.score import code
+
+
+def isolation_is_missing() -> str:
+    try:
+        LocalSandbox().check()
+    except SandboxUnavailableError as error:
+        return str(error)
+    return ""
+
+
+needs_sandbox = pytest.mark.skipif(bool(reason := isolation_is_missing()), reason=f"no isolation to be had: {reason}")
+LIMITS = SandboxLimits(cpu_seconds=1, wall_seconds=3.0, memory_bytes=192 << 20)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> LocalSandbox:
+    return LocalSandbox(LIMITS)
+
+
+def block(source: str) -> str:
+    return f"Here it is:\n```python\n{textwrap.dedent(source)}\n```\nThat is all."
+
+
+def score(source: str, ground_truth: Any, **kwargs: Any) -> dict[str, Any]:
+    return code.compute_score(block(source), ground_truth, **kwargs)
+
+
+# -- the program ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na = 1\n```", "a = 1\n"),
+        ("```python\na = 1\n```\nor\n```py\nb = 2\n```", "b = 2\n"),
+        ("```Python3\na = 1\n```\nprints\n```\n1\n```", "a = 1\n"),
+        ("```python\na = 1\n```\n```bash\nls\n```", "a = 1\n"),
+        ("```\na = 1\n```", "a = 1\n"),
+        ("~~~python\na = '```'\n~~~", "a = '```'\n"),
+        ("````python\na = '''\n```\n'''\n````", "a = '''\n```\n'''\n"),
+        ("1. So:\n   ```python\n   a = 1\n   ```", "   a = 1\n"),
+        ("cut off:\n```python\na = 1\nb =", "a = 1\nb ="),
+        ("```python\na = 1\n```\n```python\n\n```", "a = 1\n"),
+        ("def f(x):\n    return x\n", "def f(x):\n    return x\n"),
+        ("print(int(input()) + 1)", "print(int(input()) + 1)"),
+        ("```bash\nls\n```", None),
+        ("I do not know.", None),
+        ("Sorry", None),
+        ("42", None),
+        ("", None),
+        ("\0", None),
+        ("-" * 100_000 + "1", None),
+        ("not " * 4_000 + "1", None),
+    ],
+)
+def test_the_last_python_block_is_the_program(text, program):
+    assert code.extract_program(text) == program
+
+
+def test_extraction_is_linear_in_the_text():
+    assert code.extract_program("".join(f"{'`' * length} x\n" for length in range(3, 2_000))) is None
+
+
+# -- tests ------------------------------------------------------------------------------------------------------------
+
+ADD = "a, b = map(int, input().split())\nprint(a + b)"
+ADD_TESTS = {"inputs": ["1 2\n", "3 4", "-5 5\n", "10 20\n"], "outputs": ["3\n", "7", "0\n\n", "30  \n"]}
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("source", "passed"),
+    [
+        (ADD, 1.0),
+        ("a, b = map(int, input().split())\nprint(a + b, end='   \\n\\n')", 1.0),
+        ("a, b = map(int, input().split())\nprint(abs(a) + b)", 0.75),
+        ("a, b = map(int, input().split())\nassert a > 0\nprint(a + b)", 0.75),
+        ("a, b = map(int, input().split())\nprint(a + b)\nraise SystemExit(1)", 0.0),
+        ("import threading\nthreading.Thread(target=lambda: print(sum(map(int, input().split())))).start()", 1.0),
+        (
+            "import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin.buffer.read().split())))\nexit()",
+            1.0,
+        ),
+        ("import os\nos.write(1, str(sum(map(int, open(0).read().split()))).encode())", 1.0),
+        ("def (", 0.0),
+        ("pass", 0.0),
+    ],
+)
+def test_printed_answers_are_compared_line_by_line(sandbox, source, passed):
+    assert score(source, ADD_TESTS, sandbox=sandbox)["score"] == passed
+    whole = score(source, ADD_TESTS, sandbox=sandbox, mode="all")
+    assert whole["score"] == whole["acc"] == float(passed == 1.0)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("tests", "passed"),
+    [
+        ({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1, 2], [2, 4]]}, 1.0),
+        ({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1, 2], [2, 5]]}, 0.5),
+        ({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[[1, 2]], [[2, 4]]]}, 1.0),
+        ({"fn_name": "g", "inputs": [[{"k": [1]}]], "outputs": [{"k": [1], "n": 0.3}]}, 1.0),
+        ({"fn_name": "g", "inputs": [[{"k": [1]}]], "outputs": [{"k": [1]}]}, 0.0),
+        ({"fn_name": "big", "inputs": [[100]], "outputs": [10**100]}, 1.0),
+        ({"fn_name": "big", "inputs": [[100], [2]], "outputs": [10**100 + 1, 100]}, 0.5),
+        ({"fn_name": "nothing", "inputs": [[]], "outputs": [None]}, 1.0),
+        ({"fn_name": "objects", "inputs": [[]], "outputs": [[]]}, 0.0),
+        ({"fn_name": "absent", "inputs": [[]], "outputs": [None]}, 0.0),
+        ({"fn_name": "constant", "inputs": [[]], "outputs": [7]}, 0.0),
+    ],
+)
+def test_functions_are_called_and_results_compared(sandbox, tests, passed):
+    source = """
+        constant = 7
+        def f(x):
+            return (x, 2 * x)
+        def g(d):
+            return {**d, "n": 0.1 + 0.2}
+        def big(x):
+            return 10 ** x
+        def nothing():
+            pass
+        def objects():
+            return object()
+    """
+    assert score(source, tests, sandbox=sandbox)["score"] == passed
+    assert score(source, json.dumps(tests), sandbox=sandbox)["score"] == passed
+
+
+@needs_sandbox
+def test_methods_of_solution_are_found_with_the_names_of_typing(sandbox):
+    source = """
+        class Solution:
+            def twoSum(self, nums: List[int], target: int) -> Optional[List[int]]:
+                seen = {}
+                for i, n in enumerate(nums):
+                    if target - n in seen:
+                        return [seen[target - n], i]
+                    seen[n] = i
+    """
+    tests = {"fn_name": "twoSum", "inputs": [[[2, 7, 11], 9], [[3, 3], 6]], "outputs": [[0, 1], [0, 1]]}
+    assert score(source, tests, sandbox=sandbox)["score"] == 1.0
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("source", "asserts", "passed"),
+    [
+        ("def f(x): return x + 1", ["assert f(1) == 2", "assert f(2) == 4", "assert f(-1) == 0"], 2 / 3),
+        ("def f(x): return x + 1", "assert f(1) == 2\nassert f(2) == 3, 'three'\n", 1.0),
+        (
+            "def f(x): return x / 3",
+            "import math\nassert math.isclose(f(1), 1 / 3)\nassert abs(f(2) - 0.667) < 1e-2",
+            1.0,
+        ),
+        ("import math\ndef f(x): return x", "assert f(math.pi) == math.pi", 1.0),
+        ("def f(x): x.sort()", "a = [3, 1, 2]\nf(a)\nassert a == [1, 2, 3]", 1.0),
+        ("def f(d): d['k'] = {1, 2}", "a = {}\nf(a)\nassert a == {'k': {1, 2}}", 1.0),
+        ("def f(n):\n    for i in range(n): yield i * i", "assert list(f(3)) == [0, 1, 4]", 1.0),
+        (
+            "def f(x):\n    if x < 0: raise ValueError(x)",
+            "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass",
+            1.0,
+        ),
+        ("def f(x): pass", "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass", 0.0),
+        ("def f(*a, k=0): return a, k", "assert f(1, 'é', k={'b': (1,)}) == ((1, 'é'), {'b': (1,)})", 1.0),
+        ("def f(): return {(1, 2): b'x', 3: 1j, None: {1}}", "assert f() == {(1, 2): b'x', 3: 1j, None: {1}}", 1.0),
+        # HumanEval's form, and MBPP's with a loop.
+        (
+            "def f(x): return x",
+            "def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2) == 2\ncheck(f)",
+            1.0,
+        ),
+        (
+            "def f(x): return 1",
+            "def check(candidate):\n    assert candidate(1) == 1\n    assert candidate(2) == 2\ncheck(f)",
+            0.0,
+        ),
+        ("def f(x): return x", "for i in range(5):\n    assert f(i) == i", 1.0),
+        # Objects of the program's own.
+        (
+            "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
+            "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
+            "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\nassert isinstance(s, Stack)\n"
+            "assert s.items == [1]\ntry:\n    s.pop(); s.pop()\n    assert False\nexcept IndexError: pass",
+            1.0,
+        ),
+        (
+            "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
+            "def twice(p): return P(2 * p.x)",
+            "assert twice(P(2)) == P(4)\nassert twice(P(2)) != P(5)",
+            1.0,
+        ),
+    ],
+)
+def test_assertions_run_one_by_one(sandbox, source, asserts, passed):
+    assert score(source, asserts, sandbox=sandbox)["score"] == pytest.approx(passed)
+    assert score(source, {"asserts": asserts}, sandbox=sandbox)["score"] == pytest.approx(passed)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "ground_truth",
+    [
+        {
+            "inputs": np.array(["1 2", "3 4"], dtype=object),
+            "outputs": np.array(["3", "7"], dtype=object),
+            "asserts": None,
+        },
+        {"input": ["1 2", "3 4"], "output": ["3", "7"]},
+        [{"input": "1 2", "output": "3"}, {"input": "3 4", "output": "7"}],
+        {"inputs": [["1 2"], ["3 4"]], "outputs": [["3"], ["7"]], "fn_name": None},
+        json.dumps({"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}),
+    ],
+)
+def test_the_forms_in_which_datasets_keep_tests(sandbox, ground_truth):
+    assert score(ADD, ground_truth, sandbox=sandbox)["score"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "message"),
+    [
+        ({}, "no inputs and no outputs"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
+        ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "must be lists of arguments"),
+        ("assert f(1 ==", "no Python"),
+        ({"asserts": ["assert f("]}, "no Python"),
+        ({"asserts": [" "]}, "none in it"),
+        (7, "must be a dict with tests"),
+    ],
+)
+def test_tests_that_are_none_are_the_datas_fault(ground_truth, message):
+    with pytest.raises(DataError, match=message):
+        code.compute_score(block("pass"), ground_truth)
+
+
+@needs_sandbox
+def test_a_test_that_can_not_be_judged_is_an_error_not_a_zero(sandbox):
+    with pytest.raises(DataError, match="passes a function to the program"):
+        score("def f(k): return k(1)", "assert f(lambda x: x) == 1", sandbox=sandbox)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ConfigError, match="mode='most'"):
+        code.compute_scores([], [], [], mode="most")
+
+
+# -- fooling ----------------------------------------------------------------------------------------------------------
+
+SECRET = f"tok-{uuid.uuid4().hex}"
+F_TESTS = [
+    f"assert f(1) == {SECRET!r}",
+    {"fn_name": "f", "inputs": [[1]], "outputs": [SECRET]},
+    {"inputs": ["1"], "outputs": [SECRET]},
+]
+SEARCH = """
+    import gc, os, re, sys
+    pattern = re.compile("to" + "k-[0-9a-f]{32}")
+    def search(*roots):
+        seen, waiting = set(), [*roots, sys.modules, gc.get_objects()]
+        while waiting:
+            thing = waiting.pop()
+            if id(thing) in seen:
+                continue
+            seen.add(id(thing))
+            if isinstance(thing, bytes):
+                thing = thing.decode("latin-1")
+            if isinstance(thing, str) and pattern.search(thing):
+                return pattern.search(thing)[0]
+            waiting.extend(gc.get_referents(thing))
+        for top in ("/tmp", "/program", "."):
+            for name in os.listdir(top):
+                if pattern.search(open(os.path.join(top, name), errors="replace").read()):
+                    return pattern.search(open(os.path.join(top, name), errors="replace").read())[0]
+        for descriptor in range(256):
+            try:
+                os.set_blocking(descriptor, False)
+                os.lseek(descriptor, 0, 0)
+                found = pattern.search(os.read(descriptor, 1 << 20).decode("latin-1"))
+                if found:
+                    return found[0]
+            except OSError:
+                pass
+        return "nothing"
+    def f(x):
+        frame, frames = sys._getframe(), []
+        while frame:
+            frames += [frame.f_locals, frame.f_globals]
+            frame = frame.f_back
+        return search(x, *frames)
+    if __name__ == "__main__":
+        print(f(None))
+"""
+FOOLING = {
+    "exit": "import sys\nsys.exit(0)",
+    "hard_exit": "import os\nos._exit(0)",
+    "exit_in_call": "import os\ndef f(x): os._exit(0)",
+    "always_equal": """
+        class Equal(str):
+            def __eq__(self, other): return True
+            def __ne__(self, other): return False
+            def __hash__(self): return 0
+        def f(x): return Equal()
+        print(Equal())
+    """,
+    "opaque_equal": """
+        class Equal:
+            def __eq__(self, other): return True
+            def __getattr__(self, name): return lambda *a: True
+        def f(x): return Equal()
+    """,
+    "fake_results": """
+        import json, os
+        lines = "".join(json.dumps({"case": n, "passed": True, "returned": True}) + "\\n" for n in range(9))
+        lines += json.dumps({"done": True}) + "\\n"
+        for descriptor in range(256):
+            try:
+                os.write(descriptor, lines.encode())
+            except OSError:
+                pass
+        def f(x): return None
+    """,
+    "patched_builtins": """
+        import builtins, json, sys
+        builtins.AssertionError = ValueError
+        builtins.compile = lambda *a, **k: (lambda: None).__code__
+        builtins.exec = lambda *a, **k: None
+        builtins.isinstance = lambda *a: True
+        json.dumps = lambda value, **k: '{"passed": true, "returned": {"passed": true}}'
+        for module in list(sys.modules.values()):
+            if hasattr(module, "fingerprint"):
+                module.fingerprint = module.encode = lambda *a: True
+        def f(x): return True
+    """,
+    "looks_around": SEARCH,
+    "kills_the_judge": """
+        import os, signal
+        def f(x):
+            os.kill(-1, signal.SIGKILL)
+        f(1)
+    """,
+    "no_function": "f = print = None",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("source", FOOLING.values(), ids=FOOLING)
+def test_nothing_passes_but_the_right_answer(sandbox, source):
+    for test in F_TESTS:
+        result = score(source, test, sandbox=sandbox)
+        assert (result["score"], result["acc"], result["extracted"]) == (0.0, 0.0, True), test
+    assert score(ADD, ADD_TESTS, sandbox=sandbox)["score"] == 1.0
+
+
+@needs_sandbox
+def test_the_search_for_the_answer_would_find_one(sandbox):
+    given = {"fn_name": "f", "inputs": [[{"hidden": ["x" + SECRET]}]], "outputs": [SECRET]}
+    assert score(SEARCH, given, sandbox=sandbox)["score"] == 1.0
+    assert score(SEARCH, {"inputs": [SECRET], "outputs": [SECRET]}, sandbox=sandbox)["score"] == 1.0
+
+
+@needs_sandbox
+def test_names_of_the_tests_are_not_the_programs_to_change(sandbox):
+    source = "expected = [1, 2]\nmath = None\nlen = lambda x: 2\ndef f(): return [1, 2]"
+    tests = (
+        "import math\nexpected = [3]\nassert expected == [3]\nassert f() == expected\nassert math.pi > 3\n"
+        "assert len([1]) == 1"
+    )
+    assert score(source, tests, sandbox=sandbox)["score"] == 0.75
+
+
+@needs_sandbox
+def test_earlier_passes_count_when_a_later_test_ends_the_program(sandbox):
+    source = "import os\ndef f(x):\n    if x == 2: os._exit(0)\n    if x == 4: os.kill(-1, 9)\n    return x"
+    tests = {"fn_name": "f", "inputs": [[1], [2], [3], [4], [5]], "outputs": [1, 2, 3, 4, 5]}
+    assert score(source, tests, sandbox=sandbox)["tests_passed"] == pytest.approx(2 / 5)
+
+
+@needs_sandbox
+def test_the_program_is_not_given_what_is_expected():
+    """Held for the text of everything that enters the sandbox, but assertions."""
+    seen: list[Program] = []
+
+    class Recorder:
+        def run_many(self, programs: list[Program]) -> list[RunResult]:
+            seen.extend(programs)
+            return [RunResult("timeout")] * len(programs)
+
+    code.compute_scores(
+        [block("pass")] * 2, F_TESTS[1:], [None] * 2, sandbox=Recorder()  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert len(seen) == 2
+    assert not any(SECRET in program.code + program.stdin for program in seen)
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    "source",
+    ["def f(x):\n    while x: pass\n    return x", "import time\ndef f(x):\n    time.sleep(600 * x)\n    return x"],
+    ids=["loop", "sleep"],
+)
+def test_time_that_runs_out_is_reported_and_earlier_passes_count(sandbox, source):
+    tests = {"fn_name": "f", "inputs": [[0], [1]], "outputs": [0, 1]}
+    result = score(source, tests, sandbox=sandbox)
+    assert (result["score"], result["acc"], result["timeout"]) == (0.5, 0.0, True)
+
+
+@needs_sandbox
+def test_an_endless_loop_on_one_input_does_not_cost_the_others(sandbox):
+    result = score("x = int(input())\nwhile x == 1: pass\nprint(x)",
+                   {"inputs": ["0", "1", "2"], "outputs": ["0", "1", "2"]}, sandbox=sandbox)  # fmt: skip
+    assert (result["tests_passed"], result["timeout"]) == (pytest.approx(2 / 3), True)
+
+
+@needs_sandbox
+def test_large_answers_are_compared_and_endless_ones_cut(sandbox):
+    tests = {"inputs": [str(1 << 20)] * 3, "outputs": ["é" * (1 << 20)] * 3}
+    assert score("print('é' * int(input()))", tests, sandbox=sandbox)["score"] == 1.0
+    assert score("while True: print('é' * 1000)", tests, sandbox=sandbox)["score"] == 0.0
+
+
+def test_a_failing_sandbox_is_an_error_not_a_zero():
+    class Failing:
+        def __init__(self, result: RunResult) -> None:
+            self.result = result
+
+        def run_many(self, programs: list[Program]) -> list[RunResult]:
+            return [self.result] * len(programs)
+
+    for result, message in (
+        (RunResult("sandbox_error", message="out of reach"), "out of reach"),
+        (RunResult("ok", stdout="something else"), "no verdict"),
+        (RunResult("error", stderr="Traceback: a fault of ours", exit_code=1), "a fault of ours"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            score(ADD, ADD_TESTS, sandbox=Failing(result))
+
+
+def test_no_program_is_counted_as_such_and_nothing_is_run():
+    [result] = code.compute_scores(["I give up."], [ADD_TESTS], [None], sandbox=SimpleNamespace())  # type: ignore
+    assert result == {"score": 0.0, "acc": 0.0, "extracted": False, "timeout": False, "tests_passed": 0.0}
+
+
+@needs_sandbox
+def test_many_responses_are_scored_together_each_with_its_own_result(sandbox):
+    sources = [ADD, "while True: pass", "print(0)", "import os\nos.kill(-1, 9)"] * 3
+    solutions = [*map(block, sources), "no program", block(ADD)]
+    truths = [*[ADD_TESTS] * len(sources), ADD_TESTS, {"inputs": []}]
+    results = code.compute_scores(solutions, truths, [None] * len(solutions), sandbox=sandbox)
+    assert [result["score"] for result in results[:-2]] == [1.0, 0.0, 0.25, 0.0] * 3
+    assert results[-2]["extracted"] is False
+    assert isinstance(results[-1], DataError)
+
+
+# -- the plain data that crosses --------------------------------------------------------------------------------------
+
+
+def test_plain_data_survives_the_crossing():
+    values = [None, True, 0, -1, 1.5, "é\ud800", [1, [2]], (1, (2,)), {1, 2}, frozenset({3}), {(1,): {"a": []}}, b"\0",
+              1j, 10**5000, -(10**40), {}, [], ""]  # fmt: skip
+    for value in values:
+        crossed = case_runner.decode(json.loads(json.dumps(case_runner.plain(value))), None)
+        assert crossed == value
+        assert type(crossed) is type(value)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        {"type": "dict", "value": [[1]]}, {"type": "dict", "value": 3}, {"type": "int", "value": "0xq"}, {"type": []},
+        {"type": "object", "value": 0}, {}, {"type": "dict", "value": [[{"type": "object", "value": 1}, 2]]},
+        {"type": "set", "value": [1]}, [[[]]], {"type": "tuple", "value": None},
+    ],
+)  # fmt: skip
+def test_malformed_results_are_wrong_not_fatal(returned):
+    for expected in ([1], {"1": 2}, 3, 3.0, "x", None, [[1]]):
+        assert code._matches(returned, expected) is False
+
+
+# -- with the manager -------------------------------------------------------------------------------------------------
+
+
+@needs_sandbox
+def test_the_reward_manager_scores_code_beside_other_sources():
+    solutions = [block(ADD), "#### 42", block("print(1)"), "nothing"]
+    tokens = [[ord(letter) for letter in solution] for solution in solutions]
+    length = max(map(len, tokens))
+    responses = torch.tensor([row + [0] * (length - len(row)) for row in tokens])
+    prompts = torch.ones(len(solutions), 2, dtype=torch.long)
+    truths = [ADD_TESTS, "42", ADD_TESTS, ADD_TESTS]
+    data = DataProto.from_dict(
+        {
+            "prompts": prompts,
+            "responses": responses,
+            "attention_mask": torch.cat([torch.ones_like(prompts), (responses > 0).long()], dim=1),
+        },
+        {
+            "data_source": np.array(["apps", "openai/gsm8k", "taco", "codecontests"], dtype=object),
+            "reward_model": np.array([{"ground_truth": truth} for truth in truths], dtype=object),
+        },
+    )
+    tokenizer = SimpleNamespace(
+        batch_decode=lambda rows, **_: ["".join(map(chr, row)) for row in rows],
+        decode=lambda row, **_: "".join(map(chr, row)),
+    )
+    result = RewardManager(tokenizer, num_examine=1)(data, return_dict=True)
+    assert result["reward_extra_info"]["score"].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert result["reward_extra_info"]["extracted"].tolist() == [True, True, True, False]
+    assert result["metrics"]["reward/grader_errors"] == 0
+    assert result["metrics"]["reward/apps/acc"] == 1.0
+
+
+def test_code_sources_are_known():
+    assert {"codecontests", "apps", "codeforces", "taco", "paceline/code"} <= set(known_sources())
+
+
+def test_the_sandbox_is_chosen_by_the_environment(monkeypatch):
+    monkeypatch.setenv(code.SANDBOX_URL, "http://sandbox:8080")
+    code.set_sandbox(None)
+    try:
+        assert code.shared_sandbox().url == "http://sandbox:8080/run_code"  # type: ignore[attr-defined]
+        monkeypatch.delenv(code.SANDBOX_URL)
+        code.set_sandbox(None)
+        assert isinstance(code.shared_sandbox(), LocalSandbox)
+        assert code.shared_sandbox() is code.shared_sandbox()
+    finally:
+        code.set_sandbox(None)

@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-PRETRAINING_STEPS = 400
+PRETRAINING_STEPS = 320
 BATCH_SIZE = 64
 LEARNING_RATE = 2.5e-3
 WARMUP_STEPS = 20
@@ -70,6 +70,8 @@ def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=64,
+        # Twice the usual spread: so narrow a model learns sums in about half the steps.
+        initializer_range=0.04,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
@@ -90,7 +92,7 @@ def pretrain(
 ) -> float:
     """Teach the model to answer sums in mixed formats and with mistakes. Gives the loss of the last step."""
     rng = random.Random(f"pretrain-{seed}")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_learning_rate(step, num_steps))
     model.train()
     started = time.monotonic()

@@ -29,8 +29,6 @@ TICK_SECONDS = 0.05
 NICE_SECONDS = 0.5
 """A program that has used so much CPU time gives way to others, somewhat."""
 NICE = 5
-GRACE = 2
-"""With all waiting for a core, a program may take so many times its wall time."""
 INSIDE_ID = 1000
 """The user and group that programs see."""
 NOBODY = 65534
@@ -345,7 +343,7 @@ def watch(spec: dict, status: int, program: int, proc: int, started: float) -> d
         if scan.memory_bytes(limits["memory_bytes"]) > limits["memory_bytes"]:
             return {"reason": "memory", "exit_code": None}
         elapsed = time.monotonic() - started
-        if elapsed - scan.waited_seconds > limits["wall_seconds"] or elapsed > GRACE * limits["wall_seconds"]:
+        if elapsed - scan.waited_seconds > limits["wall_seconds"] or elapsed > limits["latest_seconds"]:
             return {"reason": "timeout", "exit_code": None}
 
 

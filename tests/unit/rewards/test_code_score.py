@@ -377,6 +377,10 @@ def test_the_search_for_the_answer_would_find_one(sandbox):
     given = {"fn_name": "f", "inputs": [[{"hidden": ["x" + SECRET]}]], "outputs": [SECRET]}
     assert score(SEARCH, given, sandbox=sandbox)["score"] == 1.0
     assert score(SEARCH, {"inputs": [SECRET], "outputs": [SECRET]}, sandbox=sandbox)["score"] == 1.0
+    # And it comes to its end where there is none.
+    nothing = {"fn_name": "f", "inputs": [[1]], "outputs": ["nothing"]}
+    assert score(SEARCH, nothing, sandbox=sandbox)["score"] == 1.0
+    assert score(SEARCH, {"inputs": ["1"], "outputs": ["nothing"]}, sandbox=sandbox)["score"] == 1.0
 
 
 @needs_sandbox

@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Service
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:  # noqa: N802 - the server's name for it
+    def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.requests.append(request)

@@ -23,7 +23,8 @@ import pytest
 
 import paceline
 from paceline.errors import ConfigError, SandboxUnavailableError
-from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits, jail
+from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits
+from paceline.rewards.sandbox.local import BUSY_FACTOR
 
 LIMITS = SandboxLimits(
     cpu_seconds=1,
@@ -205,6 +206,30 @@ def test_nothing_can_be_written_outside_the_folder(sandbox, tmp_path):
     assert (result.status, result.stdout) == ("ok", "")
     assert not (tmp_path / "new").exists()
     assert {path: Path(path).stat().st_mtime_ns for path in targets if Path(path).exists()} == before
+
+
+def test_what_is_shown_is_read_only_even_to_its_owner(sandbox, tmp_path):
+    """As for a Python in the home folder of an ordinary user, or one that everybody may write."""
+    shown = tmp_path / "shown"
+    shown.mkdir()
+    shown.chmod(0o777)
+    (shown / "file").write_text("unchanged")
+    (shown / "file").chmod(0o666)
+    sandbox._files["binds"] = [*sandbox._files["binds"], str(shown)]
+    result = run(
+        sandbox,
+        f"""
+        print(open({str(shown / "file")!r}).read())
+        for name in ("file", "new"):
+            try:
+                open({str(shown)!r} + "/" + name, "w")
+            except OSError as error:
+                print(error.strerror)
+        """,
+    )
+    assert result.stdout == "unchanged\nRead-only file system\nRead-only file system\n"
+    assert (shown / "file").read_text() == "unchanged"
+    assert not (shown / "new").exists()
 
 
 def test_packages_of_the_trainer_are_not_there(sandbox):
@@ -482,6 +507,8 @@ def test_an_ordinary_user_has_the_same_jail(tmp_path):
         "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
         "kept = []\nwhile True:\n    kept.append(bytearray(1 << 20))",
         "import socket\nsocket.socket()",
+        "open('/new', 'w')",
+        "open('/program/main.py', 'a')",
         "print('alive')",
     ]
     script = (
@@ -503,7 +530,7 @@ def test_an_ordinary_user_has_the_same_jail(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [
         ["ok", "1000\n"], ["error", ""], ["error", ""], ["ok", "sent\n"], ["timeout", ""], ["memory", ""],
-        ["error", ""], ["ok", "alive\n"],
+        ["error", ""], ["error", ""], ["error", ""], ["ok", "alive\n"],
     ]  # fmt: skip
 
 
@@ -535,7 +562,7 @@ def test_endless_programs_end(sandbox, code):
     start = time.monotonic()
     result = run(sandbox, code, stdin="line\n")
     assert result.status == "timeout"
-    assert time.monotonic() - start < jail.GRACE * LIMITS.wall_seconds + 5
+    assert time.monotonic() - start < BUSY_FACTOR * LIMITS.wall_seconds + 5
 
 
 @pytest.mark.parametrize(
@@ -569,6 +596,14 @@ def test_huge_output_is_cut_and_ends_the_program(sandbox, stream):
     result = run(sandbox, f"import sys\nwhile True:\n    sys.{stream}.write('x' * 1000)")
     assert result.status == "output"
     assert len(getattr(result, stream)) == LIMITS.output_bytes
+
+
+def test_output_up_to_the_limit_is_whole(sandbox):
+    result = run(sandbox, f"print('x' * {LIMITS.output_bytes - 1})")
+    assert (result.status, len(result.stdout)) == ("ok", LIMITS.output_bytes)
+    tiny = LocalSandbox(replace(LIMITS, output_bytes=10))
+    assert run(tiny, "print('x' * 100)").stdout == "x" * 10
+    assert run(tiny, "pass").ok
 
 
 def test_output_that_is_no_text_is_shown_as_far_as_it_goes(sandbox):

@@ -72,6 +72,10 @@ def run(placement: str, overrides: Sequence[str]) -> str | None:
     from paceline.config.load import load_config
     from paceline.trainer.main_ppo import complete_config, run_ppo
 
+    # As a key it means the same as the option, the number of devices included.
+    keys = dict(override.lstrip("+").split("=", 1) for override in overrides if "=" in override)
+    chosen = keys.get("trainer.placement.name")
+    placement = chosen if chosen in NUM_DEVICES else placement
     config = compose_config(placement, overrides)
     load_config(config)  # an unknown key or a wrong type ends it here, before a file is written
     run_dir = run_folder(config)

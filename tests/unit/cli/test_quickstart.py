@@ -281,6 +281,15 @@ def test_dry_run_trains_nothing(
     assert "accuracy" not in text
 
 
+def test_placement_as_a_key_means_the_same_as_the_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = ["trainer.dry_run=true", f"trainer.default_local_dir={tmp_path}/run"]
+    assert cli.main(["quickstart", "trainer.placement.name=split", *keys]) == 0
+    as_key = capsys.readouterr().out
+    assert cli.main(["quickstart", "--placement", "split", *keys]) == 0
+    assert as_key == capsys.readouterr().out
+    assert "critic_pool" in as_key
+
+
 def test_last_line_says_when_accuracy_was_not_measured(tmp_path: Path) -> None:
     write_metrics(tmp_path, [{"step": 0, ACCURACY: 0.5}, {"step": 4}])
     assert quickstart.last_line(tmp_path) == (

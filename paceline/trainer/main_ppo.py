@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from paceline.trainer.ppo.roles import ResourcePoolManager
 
 logger = logging.getLogger(__name__)
+
+LOG_SECONDS = 0.5
+"""How long Ray may take to bring a worker's last lines to this terminal; what comes later is lost at its shutdown."""
 
 AnyConfig = TypeVar("AnyConfig", DictConfig, PPOConfig)
 
@@ -181,6 +185,7 @@ def running_ray(cfg: PPOConfig) -> Iterator[dict[str, Any]]:
         raise WorkerError("task_runner", 0, "run", str(error)) from None
     finally:
         if owns_ray:
+            time.sleep(LOG_SECONDS)
             ray.shutdown()
 
 

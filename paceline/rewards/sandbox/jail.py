@@ -393,12 +393,14 @@ class Scan:
         resident = sum(int(fields[1]) * page for fields in statm if len(fields) > 1)
         if resident <= enough:
             return resident
-        return sum(self._share(pid, fields, page) for pid, fields in zip(self.pids, statm, strict=True))
+        return sum(self._share(pid, page) for pid in self.pids)
 
-    def _share(self, pid: int, statm: list[str], page: int) -> int:
+    def _share(self, pid: int, page: int) -> int:
         for line in self._read(pid, "smaps_rollup").splitlines():
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1024
+        # Its memory can't be told apart, or it has ended since: what it holds now, which is then nothing.
+        statm = self._read(pid, "statm").split()
         return int(statm[1]) * page if len(statm) > 1 else 0
 
     def _read(self, pid: int, name: str) -> str:

@@ -27,7 +27,7 @@ def test_the_two_updates_of_a_split_run_overlap(tmp_path: Path) -> None:
         trainer__total_training_steps=STEPS,
         trainer__val_before_train=False,
         data__train_batch_size=64,
-        data__max_response_length=64,
+        data__max_response_length=128,
         actor_rollout_ref__rollout__ignore_eos=True,
         actor_rollout_ref__actor__ppo_mini_batch_size=32,
         actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu=16,

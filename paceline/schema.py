@@ -26,24 +26,27 @@ class Column:
 
 
 _ROLLOUT = "generate_sequences"
-_SCORING = ("compute_log_prob", "compute_ref_log_prob", "compute_values")
+_MODELS = ("compute_log_prob", "compute_ref_log_prob", "compute_values", "compute_rm_score")
 _UPDATES = ("update_actor", "update_critic")
+_DATASET = "RLHFDataset"
 
 COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
-        Column("seeds", ("B",), "int64", "make_requests", ("generate_sequences",), "seed of each response"),
-        Column("prompts", ("B", "P"), "int64", _ROLLOUT, ("score",), "token ids of the prompt"),
-        Column("responses", ("B", "R"), "int64", _ROLLOUT, (*_SCORING, "score", *_UPDATES), "token ids"),
-        Column("input_ids", ("B", "P+R"), "int64", _ROLLOUT, (*_SCORING, *_UPDATES), "prompt and response"),
-        Column("attention_mask", ("B", "P+R"), "int64", _ROLLOUT, (*_SCORING, "score", *_UPDATES), "1: token"),
-        Column("position_ids", ("B", "P+R"), "int64", _ROLLOUT, (*_SCORING, *_UPDATES), "place in the text"),
+        Column("seeds", ("B",), "int64", "make_requests", (_ROLLOUT,), "seed of each response"),
+        Column("prompts", ("B", "P"), "int64", _ROLLOUT, ("compute_reward",), "token ids of the prompt"),
+        Column("responses", ("B", "R"), "int64", _ROLLOUT, (*_MODELS, "compute_reward", *_UPDATES), "token ids"),
+        Column("input_ids", ("B", "P+R"), "int64", _ROLLOUT, (*_MODELS, *_UPDATES), "prompt and response"),
+        Column(
+            "attention_mask", ("B", "P+R"), "int64", _ROLLOUT, (*_MODELS, "compute_reward", *_UPDATES), "1 on tokens"
+        ),
+        Column("position_ids", ("B", "P+R"), "int64", _ROLLOUT, (*_MODELS, *_UPDATES), "place in the text"),
         Column(
             "response_mask",
             ("B", "R"),
             "int64",
             _ROLLOUT,
-            (*_SCORING, "compute_advantages", *_UPDATES),
+            (*_MODELS, "compute_reward", "compute_advantages", *_UPDATES),
             "1 on response tokens, the end-of-sequence token included",
         ),
         Column("rollout_log_probs", ("B", "R"), "float32", _ROLLOUT, (), "log-probs seen while sampling"),
@@ -66,8 +69,22 @@ COLUMNS: dict[str, Column] = {
         Column(
             "values", ("B", "R"), "float32", "compute_values", ("compute_advantages", "update_critic"), "state values"
         ),
+        Column("rm_scores", ("B", "R"), "float32", "compute_rm_score", ("score",), "reward model, at the last token"),
         Column(
-            "token_level_scores", ("B", "R"), "float32", "score", ("compute_advantages",), "reward, at the last token"
+            "token_level_scores",
+            ("B", "R"),
+            "float32",
+            "compute_reward",
+            ("score", "compute_advantages"),
+            "at the last token: from rules, and after `score` with the reward model's",
+        ),
+        Column(
+            "reward_baselines",
+            ("B",),
+            "float32",
+            "compute_baselines",
+            ("compute_advantages",),
+            "score of the greedy response to the same prompt",
         ),
         Column(
             "token_level_rewards",
@@ -77,17 +94,20 @@ COLUMNS: dict[str, Column] = {
             ("compute_advantages",),
             "scores less the KL penalty",
         ),
-        Column(
-            "advantages",
-            ("B", "R"),
-            "float32",
-            "compute_advantages",
-            ("update_actor",),
-            "better than expected by",
-        ),
+        Column("advantages", ("B", "R"), "float32", "compute_advantages", ("update_actor",), "better than expected by"),
         Column("returns", ("B", "R"), "float32", "compute_advantages", ("update_critic",), "targets of the values"),
+        Column("data_source", ("B",), "object", _DATASET, ("compute_reward", "score"), "names the scorer"),
+        Column("reward_model", ("B",), "object", _DATASET, ("compute_reward", "score"), "dict with `ground_truth`"),
+        Column("extra_info", ("B",), "object", _DATASET, ("compute_reward",), "what else a scorer may want to know"),
+        Column("raw_prompt", ("B",), "object", _DATASET, ("compute_reward", "compute_rm_score"), "the chat"),
+        Column("index", ("B",), "object", _DATASET, ("compute_reward",), "number of the row in the files"),
+        Column("uid", ("B",), "object", "make_requests", ("compute_reward", "compute_advantages"), "names the group"),
+        Column(
+            "reward_extra_info", ("B",), "object", "compute_reward", ("score",), "what the scorer says of each response"
+        ),
     )
 }
+"""Further columns of the data files travel along and reach `compute_reward`."""
 
 MODEL_INPUTS = ["input_ids", "attention_mask", "position_ids", "responses", "response_mask"]
 """What a forward pass over prompt and response needs."""

@@ -24,8 +24,7 @@ Aggregate = Callable[[torch.Tensor], torch.Tensor]
 class LossNormaliser:
     """What a loss is divided by: counts over the global mini-batch, all ranks and micro-batches together.
 
-    >>> LossNormaliser.of(torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]]))
-    LossNormaliser(num_tokens=3.0, num_sequences=2.0, length=3)
+    Two responses of 2 and 1 tokens in columns of 3, and a row of padding: LossNormaliser(3.0, 2.0, 3).
     """
 
     num_tokens: float
@@ -34,12 +33,6 @@ class LossNormaliser:
     """Sequences with at least one valid token; rows that are padding don't count."""
     length: int
     """Width of the response columns: the constant of seq-mean-token-sum-norm."""
-
-    @classmethod
-    def of(cls, response_mask: torch.Tensor) -> LossNormaliser:
-        """The normaliser of a whole mini-batch with this (batch, response) mask."""
-        valid = response_mask.bool()
-        return cls(float(valid.sum()), float(valid.any(dim=-1).sum()), valid.shape[-1])
 
 
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, mode: str, normaliser: LossNormaliser) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Losses of the policy: PPO's clipped surrogate with dual clip, and a registry for others.
+"""Losses of the policy: PPO's clipped surrogate with dual clip, GSPO, CISPO, and a registry for others.
 
 Metrics are sums over response tokens, to be divided by the tokens of the global mini-batch, so that the division
 into micro-batches changes them as little as it changes the loss.
@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from paceline.algorithms.aggregation import Aggregate
-from paceline.algorithms.masking import masked_sum, zero_outside
+from paceline.algorithms.masking import masked_mean, masked_sum, zero_outside
 from paceline.algorithms.registry import Registry
 from paceline.errors import ConfigError
 
@@ -53,11 +53,6 @@ def get_policy_loss(name: str) -> PolicyLoss:
     return _POLICY_LOSSES.get(name)
 
 
-def policy_loss_names() -> tuple[str, ...]:
-    """What `policy_loss.loss_mode` can be, users' own losses included."""
-    return _POLICY_LOSSES.names()
-
-
 @register_policy_loss("vanilla")
 def clipped_policy_loss(
     old_log_prob: torch.Tensor,
@@ -84,9 +79,7 @@ def clipped_policy_loss(
     """
     if not clip_ratio_c > 1:
         raise ConfigError(f"clip_ratio_c is {clip_ratio_c}; at 1 or below it stops all learning. Set it above 1.")
-    old_log_prob = zero_outside(old_log_prob, response_mask)
-    log_prob = zero_outside(log_prob, response_mask)
-    advantages = zero_outside(advantages, response_mask)
+    old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
 
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -96,10 +89,97 @@ def clipped_policy_loss(
     bound = -advantages * clip_ratio_c
     loss = torch.where(advantages < 0, torch.minimum(single, bound), single)
 
-    with torch.no_grad():
-        metrics = {
-            "pg_clipfrac": masked_sum((clipped > unclipped).float(), response_mask),
-            "pg_clipfrac_lower": masked_sum(((advantages < 0) & (single > bound)).float(), response_mask),
-            "ppo_kl": masked_sum(-log_ratio, response_mask),
-        }
+    metrics = {
+        "pg_clipfrac": _count(clipped > unclipped, response_mask),
+        "pg_clipfrac_lower": _count((advantages < 0) & (single > bound), response_mask),
+        "ppo_kl": masked_sum(-log_ratio.detach(), response_mask),
+    }
     return agg(loss), metrics
+
+
+@register_policy_loss("gspo")
+def gspo_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    agg: Aggregate,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    **_: object,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The clipped surrogate with one ratio for a whole response (GSPO, Zheng et al. 2025, arXiv:2507.18071).
+
+    The ratio of a response is s = e^(mean over its tokens of log_prob - old_log_prob), equation 7, its logarithm
+    limited to ±20. Per token, with s_t = sg(s) * pi_t / sg(pi_t), where sg stops the gradient (GSPO-token, equations
+    13 and 14):
+
+        loss_t = max(-A_t * s_t, -A_t * clip(s_t, 1 - clip_ratio_low, 1 + clip_ratio_high))
+
+    The value of s_t is s, so a response is clipped as a whole; its gradient is s * grad log pi_t. Where A_t is the same
+    at all tokens, the mean of loss_t over the response is the sequence form max(-A * s, -A * clip(s, ...)), equation 5,
+    and has its gradient, because grad s = s * mean of grad log pi_t. So `seq-mean-token-mean` gives GSPO, and the
+    token form leaves the aggregation free. There is no dual clip.
+
+    Metrics: `pg_clipfrac`, tokens whose clipped branch is the larger one; `ppo_kl`, old_log_prob - log_prob.
+    """
+    old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
+
+    log_ratio = (log_prob - old_log_prob).detach()
+    sequence_log_ratio = masked_mean(log_ratio, response_mask, dim=-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    # log_prob - sg(log_prob) is 0 with the gradient of log_prob.
+    ratio = (sequence_log_ratio.unsqueeze(-1) + log_prob - log_prob.detach()).exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+
+    metrics = {
+        "pg_clipfrac": _count(clipped > unclipped, response_mask),
+        "ppo_kl": masked_sum(-log_ratio, response_mask),
+    }
+    return agg(torch.maximum(unclipped, clipped)), metrics
+
+
+@register_policy_loss("cispo")
+def cispo_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    agg: Aggregate,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    **_: object,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """REINFORCE with a clipped importance weight (CISPO, MiniMax 2025, arXiv:2506.13585, equations 4 and 5).
+
+    With the ratio rho = e^(log_prob - old_log_prob), per token:
+
+        loss = -sg(clip(rho, 1 - clip_ratio_low, 1 + clip_ratio_high)) * A * log_prob
+
+    where sg stops the gradient. The clip bounds a token's weight and, unlike PPO's, never takes its gradient away.
+
+    Metrics: `pg_clipfrac`, tokens whose weight is clipped; `ppo_kl`, old_log_prob - log_prob.
+    """
+    old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
+
+    log_ratio = (log_prob - old_log_prob).detach()
+    ratio = log_ratio.exp()
+    weight = ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
+
+    metrics = {
+        "pg_clipfrac": _count(weight != ratio, response_mask),
+        "ppo_kl": masked_sum(-log_ratio, response_mask),
+    }
+    return agg(-weight * advantages * log_prob), metrics
+
+
+def _inside(response_mask: torch.Tensor, *columns: torch.Tensor) -> list[torch.Tensor]:
+    """The columns with zeros outside the mask."""
+    return [zero_outside(column, response_mask) for column in columns]
+
+
+def _count(tokens: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """How many response tokens are True."""
+    return masked_sum(tokens.float(), response_mask)

@@ -41,7 +41,3 @@ class Registry(Generic[T]):
         if name not in self._entries:
             raise unknown_choice(self._key, name, self._entries)
         return self._entries[name]
-
-    def names(self) -> tuple[str, ...]:
-        """All registered names, sorted."""
-        return tuple(sorted(self._entries))

@@ -13,18 +13,20 @@ from paceline.config.actor_rollout_ref import (
     RolloutConfig,
     ValSamplingConfig,
 )
-from paceline.config.algorithm import AlgorithmConfig, KLControlConfig
+from paceline.config.algorithm import AlgorithmConfig, FilterGroupsConfig, KLControlConfig
 from paceline.config.common import ModelConfig, OptimConfig
 from paceline.config.critic import CriticConfig
 from paceline.config.data import DataConfig
-from paceline.config.trainer import (
+from paceline.config.reward import (
     CustomRewardConfig,
-    PlacementConfig,
-    RayConfig,
+    OverlongBufferConfig,
+    RewardKwargsConfig,
     RewardModelConfig,
-    TrainerConfig,
-    TransferQueueConfig,
+    RewardModelModelConfig,
+    SandboxConfig,
+    SourceWeights,
 )
+from paceline.config.trainer import PlacementConfig, RayConfig, TrainerConfig, TransferQueueConfig
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,9 @@ class PPOConfig:
     critic: CriticConfig = field(default_factory=CriticConfig)
     """The value model."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
-    """A model that scores."""
+    """How responses are scored."""
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
-    """A function that scores."""
+    """A function of yours that scores."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """Advantages."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -58,17 +60,23 @@ __all__ = [
     "CriticConfig",
     "CustomRewardConfig",
     "DataConfig",
+    "FilterGroupsConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
+    "OverlongBufferConfig",
     "PPOConfig",
     "PlacementConfig",
     "PolicyLossConfig",
     "PolicyModelConfig",
     "RayConfig",
     "RefConfig",
+    "RewardKwargsConfig",
     "RewardModelConfig",
+    "RewardModelModelConfig",
     "RolloutConfig",
+    "SandboxConfig",
+    "SourceWeights",
     "TrainerConfig",
     "TransferQueueConfig",
     "ValSamplingConfig",

@@ -20,7 +20,8 @@ class PolicyLossConfig:
     """Which policy loss the actor minimises."""
 
     loss_mode: str = "vanilla"
-    """Name of a registered policy loss; vanilla is PPO's clipped surrogate with dual clip."""
+    """Name of a registered policy loss: vanilla (PPO's clipped surrogate, dual clip), gspo (one ratio per response) or
+    cispo (a clipped weight)."""
 
 
 @dataclass(frozen=True)

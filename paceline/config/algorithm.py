@@ -23,13 +23,29 @@ class KLControlConfig:
 
 
 @dataclass(frozen=True)
+class FilterGroupsConfig:
+    """DAPO's dynamic sampling: train only on prompts whose responses differ in score."""
+
+    enable: bool = False
+    """Leave out groups whose responses all have the same score, and generate for more prompts until the batch is full.
+    Needs rollout.n of 2 or more."""
+    metric: str = "seq_reward"
+    """What is compared: seq_reward (the sum of a response's scores), or a field that the reward function returns, such
+    as acc."""
+    max_num_gen_batches: int = 10
+    """Batches of prompts that may be generated to fill one, >= 1, or -1: no limit. After them a step has to do with
+    what was found."""
+
+
+@dataclass(frozen=True)
 class AlgorithmConfig:
     """From scores to advantages."""
 
     adv_estimator: str = "gae"
-    """Name of a registered estimator: gae (with a critic) or grpo (group-relative, without)."""
+    """Name of a registered estimator: gae (with a critic); grpo, rloo, reinforce_plus_plus_baseline (compare the
+    responses to a prompt); reinforce_plus_plus (normalises over the batch); remax (compares with a greedy response)."""
     gamma: float = 1.0
-    """Discount, in [0, 1]."""
+    """Discount of gae and reinforce_plus_plus, in [0, 1]."""
     lam: float = 1.0
     """GAE's lambda, in [0, 1]."""
     norm_adv_by_std_in_grpo: bool = True
@@ -40,3 +56,5 @@ class AlgorithmConfig:
     """Estimator of that KL. k1, k2 and k3 are other names of kl, mse and low_var_kl."""
     kl_ctrl: KLControlConfig = field(default_factory=KLControlConfig)
     """Its coefficient."""
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    """Which groups are trained on."""

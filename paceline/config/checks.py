@@ -6,6 +6,7 @@ Runs before Ray starts. Every message begins with the key that it is about, and 
 from __future__ import annotations
 
 import glob
+import importlib.util
 import math
 import os
 import re
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config import PPOConfig, RewardModelModelConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.load import Config, is_local_path, read_config
 from paceline.config.pools import GLOBAL_POOL, device_pools
+from paceline.config.reward import read_weights
 from paceline.config.unsupported import refused_choice
 from paceline.errors import ConfigError
 
@@ -25,15 +27,22 @@ from paceline.errors import ConfigError
 class KnownNames:
     """Names that a configuration may choose from. The trainer adds what users registered."""
 
-    adv_estimators: tuple[str, ...] = ("gae", "grpo")
+    adv_estimators: tuple[str, ...] = (
+        "gae",
+        "grpo",
+        "rloo",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "remax",
+    )
     critic_estimators: tuple[str, ...] = ("gae",)
     """Those of adv_estimators that need a critic."""
-    group_estimators: tuple[str, ...] = ("grpo",)
+    group_estimators: tuple[str, ...] = ("grpo", "rloo", "reinforce_plus_plus_baseline")
     """Those of adv_estimators that compare the responses to one prompt."""
-    policy_losses: tuple[str, ...] = ("vanilla",)
+    policy_losses: tuple[str, ...] = ("vanilla", "gspo", "cispo")
     strategies: tuple[str, ...] = ("local", "fsdp2")
     rollouts: tuple[str, ...] = ("native",)
-    loggers: tuple[str, ...] = ("console", "tensorboard")
+    loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,20 @@ RANGES: dict[str, Range] = {
     "algorithm.kl_ctrl.kl_coef": _NOT_NEGATIVE,
     "algorithm.kl_ctrl.target_kl": _POSITIVE,
     "algorithm.kl_ctrl.horizon": _COUNT,
+    "algorithm.filter_groups.max_num_gen_batches": _COUNT_OR_ALL,
+    "reward_model.micro_batch_size_per_gpu": _COUNT,
+    "reward_model.max_length": _COUNT,
+    "reward_model.num_workers": _COUNT,
+    "reward_model.max_retries": _COUNT,
+    "reward_model.sandbox.max_concurrent": _COUNT,
+    "reward_model.sandbox.timeout_seconds": _POSITIVE,
+    "reward_model.sandbox.retries": _NOT_NEGATIVE,
+    "reward_model.sandbox.wall_seconds": Range(0.1),
+    "reward_model.sandbox.cpu_seconds": _COUNT,
+    "reward_model.sandbox.memory_limit_mb": Range(64),
+    "reward_model.reward_kwargs.overlong_buffer_cfg.len": _COUNT,
+    "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": _NOT_NEGATIVE,
+    "reward_model.reward_kwargs.max_resp_len": _COUNT,
     "trainer.nnodes": _COUNT,
     "trainer.n_gpus_per_node": _COUNT,
     "trainer.cpus_per_device": _NOT_NEGATIVE,
@@ -140,7 +163,10 @@ RANGES: dict[str, Range] = {
     "trainer.seed": _NOT_NEGATIVE,
     "trainer.test_freq": _COUNT_OR_ALL,
     "trainer.save_freq": _COUNT_OR_ALL,
+    "trainer.max_actor_ckpt_to_keep": _COUNT,
+    "trainer.max_critic_ckpt_to_keep": _COUNT,
     "trainer.log_train_samples": _NOT_NEGATIVE,
+    "trainer.log_val_generations": _NOT_NEGATIVE,
     "trainer.heartbeat_timeout_seconds": _POSITIVE,
 }
 """Every bounded number. Each range is also in the docstring of its field."""
@@ -170,6 +196,7 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *_check_data(cfg),
         *_check_models(cfg, use_critic),
         *_check_algorithm(cfg, known, use_critic),
+        *_check_rewards(cfg),
         *_check_sampling(cfg),
         *_check_run(cfg, device or cfg.trainer.device or "cpu"),
     ]
@@ -216,12 +243,20 @@ def _check_choices(cfg: PPOConfig, known: KnownNames) -> Iterator[str]:
         f"{_ACTOR}.policy_loss.loss_mode": known.policy_losses,
         f"{_ACTOR}.strategy": known.strategies,
         "critic.strategy": known.strategies,
+        "reward_model.strategy": known.strategies,
         f"{_ROLLOUT}.name": known.rollouts,
     }
     for key, names in choices.items():
         yield from _check_choice(key, _get(cfg, key), names)
-    for name in cfg.trainer.logger:
-        yield from _check_choice("trainer.logger", name, known.loggers)
+    yield from check_loggers(cfg.trainer.logger, known.loggers)
+
+
+def check_loggers(names: Iterable[str], known: Iterable[str] = KnownNames.loggers) -> Iterator[str]:
+    """Problems of trainer.logger: unknown names, and trackers whose package is not installed."""
+    for name in names:
+        yield from _check_choice("trainer.logger", name, known)
+        if name == "wandb" and importlib.util.find_spec("wandb") is None:
+            yield "trainer.logger=wandb needs the package wandb, which is not installed: pip install paceline[wandb]"
 
 
 def _check_choice(key: str, value: str, known: Iterable[str]) -> Iterator[str]:
@@ -239,6 +274,11 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
     for key in ("data.prompt_key", "data.reward_fn_key"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to the name of a column."
+    if data.drop_last and 0 < data.train_max_samples < data.train_batch_size:
+        yield (
+            f"data.drop_last=True leaves nothing to train on: data.train_max_samples={data.train_max_samples} is less "
+            f"than one batch of data.train_batch_size={data.train_batch_size}. Set data.drop_last=False."
+        )
 
 
 def _check_parquet(key: str, file: str) -> Iterator[str]:
@@ -268,6 +308,21 @@ def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
         yield from _check_model_path("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, needs_file=None)
     if use_critic and cfg.critic.model.path is not None:
         yield from _check_model_path("critic.model.path", cfg.critic.model.path, needs_file="config.json")
+    if cfg.reward_model.enable:
+        yield from _check_reward_model(cfg.reward_model.model)
+
+
+def _check_reward_model(model: RewardModelModelConfig) -> Iterator[str]:
+    if model.path is None:
+        yield (
+            "reward_model.model.path is not set, but reward_model.enable=True; set it to a folder of a Hugging Face "
+            "model or a hub id."
+        )
+    else:
+        yield from _check_model_path("reward_model.model.path", model.path, needs_file="config.json")
+    for key, path in (("tokenizer_path", model.tokenizer_path), ("input_tokenizer", model.input_tokenizer)):
+        if path is not None:
+            yield from _check_model_path(f"reward_model.model.{key}", path, needs_file=None)
 
 
 def _check_model_path(key: str, path: str, needs_file: str | None) -> Iterator[str]:
@@ -288,21 +343,50 @@ def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Ite
             f"{_ROLLOUT}.n=1 with algorithm.adv_estimator={estimator}: a response is compared with others to the same "
             f"prompt, and alone its advantage is 0. Set {_ROLLOUT}.n to 2 or more."
         )
+    elif cfg.algorithm.filter_groups.enable and cfg.actor_rollout_ref.rollout.n == 1:
+        yield (
+            f"algorithm.filter_groups.enable=True with {_ROLLOUT}.n=1: a response alone has no other score to differ "
+            f"from, so every group would be left out. Set {_ROLLOUT}.n to 2 or more."
+        )
     if cfg.trainer.critic_warmup > 0 and estimator in known.adv_estimators and not use_critic:
         yield (
             f"trainer.critic_warmup={cfg.trainer.critic_warmup} with algorithm.adv_estimator={estimator}, which has "
             "no critic. Set trainer.critic_warmup=0 or algorithm.adv_estimator=gae."
         )
-    if cfg.reward_model.enable:
-        yield (
-            "reward_model.enable=True is not supported yet. Score with the rules by data_source or set "
-            "custom_reward_function.path."
-        )
+
+
+def _check_rewards(cfg: PPOConfig) -> Iterator[str]:
+    rewards, sandbox = cfg.reward_model, cfg.reward_model.sandbox
     custom = cfg.custom_reward_function
     if custom.path is not None and not Path(custom.path).expanduser().is_file():
         yield f"custom_reward_function.path: there is no file {custom.path}. Set it to a Python file or to null."
     if not custom.name.isidentifier():
         yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+    if custom.reward_kwargs and custom.path is None:
+        yield "custom_reward_function.reward_kwargs has no function to go to; set custom_reward_function.path."
+    try:
+        read_weights(rewards.weights)
+    except ConfigError as error:
+        yield from error.problems
+    if rewards.weights and not rewards.enable:
+        yield (
+            "reward_model.weights has no part without a reward model; set reward_model.enable=True and "
+            "reward_model.model.path, or leave it empty."
+        )
+    if sandbox.url is not None and not re.match(r"https?://[^/]", sandbox.url):
+        yield f"reward_model.sandbox.url={sandbox.url!r} is no address of a service; set one such as http://sandbox:8080."
+    if sandbox.url is not None and sandbox.timeout_seconds < sandbox.wall_seconds:
+        yield (
+            f"reward_model.sandbox.timeout_seconds={sandbox.timeout_seconds:g} is shorter than a program may run "
+            f"(reward_model.sandbox.wall_seconds={sandbox.wall_seconds:g}); raise it or lower that."
+        )
+    buffer = rewards.reward_kwargs.overlong_buffer_cfg
+    max_len = rewards.reward_kwargs.max_resp_len or cfg.data.max_response_length
+    if buffer.enable and buffer.len > max_len:
+        yield (
+            f"reward_model.reward_kwargs.overlong_buffer_cfg.len={buffer.len} is more than a response may have: "
+            f"{max_len} tokens (reward_model.reward_kwargs.max_resp_len, or else data.max_response_length). Lower it."
+        )
 
 
 def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
@@ -333,6 +417,13 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
             yield "trainer.val_only=True has nothing to validate on; set data.val_files."
         if trainer.test_freq > 0:
             yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
+        if trainer.log_val_generations > 0:
+            yield (
+                f"trainer.log_val_generations={trainer.log_val_generations} has nothing to validate on; set "
+                "data.val_files or 0."
+            )
+        if trainer.validation_data_dir is not None:
+            yield "trainer.validation_data_dir has nothing to validate on; set data.val_files or leave it null."
     if trainer.resume_mode == "resume_path":
         if trainer.resume_from_path is None:
             yield "trainer.resume_from_path is not set, but trainer.resume_mode=resume_path; set it to a checkpoint."
@@ -348,6 +439,14 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
             yield f"{key} is empty; set it to a name."
     if trainer.default_local_dir and Path(trainer.default_local_dir).expanduser().is_file():
         yield f"trainer.default_local_dir: {trainer.default_local_dir} is a file. Set it to a folder."
+    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        if (folder := _get(cfg, key)) and Path(folder).expanduser().is_file():
+            yield f"{key}: {folder} is a file. Set it to a folder."
+    if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
+        yield (
+            f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
+            "<step>.jsonl there. Set it to another folder."
+        )
     timeline = cfg.ray_kwargs.timeline_json_file
     if timeline and Path(timeline).expanduser().is_dir():
         yield f"ray_kwargs.timeline_json_file: {timeline} is a folder. Set it to a file in it."
@@ -380,15 +479,19 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
         roles.append(
             ("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, list(pools)[-1])
         )
-    told: set[tuple[int, str]] = set()
-    for section, strategy, mini_batch, pool in roles:
-        num_devices = sum(pools[pool])
-        if strategy == "local" and num_devices > 1:
+    strategies = [(section, strategy, pool) for section, strategy, _, pool in roles]
+    if cfg.reward_model.enable:
+        strategies.append(("reward_model", cfg.reward_model.strategy, list(pools)[-1]))
+    for section, strategy, pool in strategies:
+        if strategy == "local" and sum(pools[pool]) > 1:
             advice = "trainer.n_gpus_per_node=1" if pool == GLOBAL_POOL else "give the pool one device"
             yield (
-                f"{section}.strategy=local trains on one device, and {pool} has {num_devices}. "
+                f"{section}.strategy=local works on one device, and {pool} has {sum(pools[pool])}. "
                 f"Set {section}.strategy=fsdp2 or {advice}."
             )
+    told: set[tuple[int, str]] = set()
+    for section, _, mini_batch, pool in roles:
+        num_devices = sum(pools[pool])
         responses = mini_batch * cfg.actor_rollout_ref.rollout.n
         if responses < num_devices and (mini_batch, pool) not in told:
             told.add((mini_batch, pool))

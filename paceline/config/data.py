@@ -30,13 +30,21 @@ class DataConfig:
     """Column of the prompt: a chat (list of {role, content}) or a string."""
     reward_fn_key: str = "data_source"
     """Column that names the scorer of a row."""
+    keep_columns: list[str] | None = None
+    """Columns to keep for rewards, beside prompt_key, reward_fn_key, data_source, reward_model, extra_info and ability.
+    null: all others, but the widest are left out, with a warning, if together they would take more than 64 MiB."""
     return_raw_chat: bool = False
     """Keep the chat itself in the batch, as column raw_prompt."""
     shuffle: bool = True
     """Draw training prompts in a seeded random order."""
     seed: int | None = None
     """Seed of that order, >= 0. null: trainer.seed."""
+    drop_last: bool = False
+    """Leave out the last batch of a training epoch if it is smaller than train_batch_size. false: train on it."""
     train_max_samples: int = -1
     """Use only this many training prompts, >= 1, or -1: all."""
     val_max_samples: int = -1
     """Use only this many validation prompts, >= 1, or -1: all."""
+    cache_dir: str | None = None
+    """Folder that keeps the token ids of prompts for later runs. null: the environment variable PACELINE_CACHE, or
+    ~/.cache/paceline without it. Empty: no cache."""

@@ -32,6 +32,7 @@ PATH_KEYS = frozenset(
     {
         "data.train_files",
         "data.val_files",
+        "data.cache_dir",
         "trainer.resume_from_path",
         "trainer.default_local_dir",
         "custom_reward_function.path",
@@ -43,6 +44,9 @@ MODEL_PATH_KEYS = frozenset(
         "actor_rollout_ref.model.path",
         "actor_rollout_ref.model.tokenizer_path",
         "critic.model.path",
+        "reward_model.model.path",
+        "reward_model.model.tokenizer_path",
+        "reward_model.model.input_tokenizer",
     }
 )
 """Like PATH_KEYS, but what is no local folder may be a hub id."""

@@ -34,6 +34,11 @@ class TrainerConfig:
     """Compute threads of a worker, >= 1. null: the node's cores divided by its workers."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     """Which roles share devices."""
+    overlap: Literal["full", "updates", "none"] = "full"
+    """What may run side by side on different pools. full: all that does not need each other, the critic's update behind
+    the next rollout too; updates: only the actor's and the critic's; none. The results are the same."""
+    balance_batch: bool = True
+    """Share responses out so that all devices of a role have about as many tokens."""
     total_epochs: int = 30
     """Passes over the training data, >= 1, unless total_training_steps says less or more."""
     total_training_steps: int | None = None
@@ -50,6 +55,10 @@ class TrainerConfig:
     """Validate every so many steps, >= 1, and at the end; or -1: never (but see val_before_train)."""
     save_freq: int = -1
     """Save a checkpoint every so many steps, >= 1, and at the end; or -1: never."""
+    max_actor_ckpt_to_keep: int | None = None
+    """Newest checkpoints that keep the actor, >= 1; older ones lose it, and can't be resumed from. null: all."""
+    max_critic_ckpt_to_keep: int | None = None
+    """The same for the critic, >= 1; a checkpoint with neither is deleted."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     """auto: go on from the latest checkpoint in the run's folder; disable: start anew;
     resume_path: go on from resume_from_path."""
@@ -62,9 +71,16 @@ class TrainerConfig:
     experiment_name: str = "ppo"
     """Names the run in trackers."""
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
-    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard; one name or a list."""
+    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
+    list."""
     log_train_samples: int = 1
     """Training responses shown with their scores in the log of every step, >= 0."""
+    log_val_generations: int = 0
+    """Validation responses shown in the log, in tensorboard and in wandb at every validation, >= 0."""
+    rollout_data_dir: str | None = None
+    """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
+    validation_data_dir: str | None = None
+    """The same for the responses of every validation."""
     heartbeat_timeout_seconds: float = 120.0
     """A worker that was silent for so long counts as dead, > 0."""
     dry_run: bool = False
@@ -87,21 +103,3 @@ class TransferQueueConfig:
 
     enable: bool = False
     """Put TRANSFER_QUEUE_ENABLE=1 into the workers' environment."""
-
-
-@dataclass(frozen=True)
-class CustomRewardConfig:
-    """A reward function of your own."""
-
-    path: str | None = None
-    """Python file that holds it. null: the rules by data_source."""
-    name: str = "compute_score"
-    """Its name: fn(data_source, solution_str, ground_truth, extra_info) -> float or dict with `score`."""
-
-
-@dataclass(frozen=True)
-class RewardModelConfig:
-    """A model that scores responses."""
-
-    enable: bool = False
-    """Score with a reward model."""

@@ -15,7 +15,6 @@ _TOKEN_BUDGET = "is not supported yet: micro-batches count responses. Leave it o
 _VLLM = "is a setting of vLLM, which is not supported yet; the native rollout has no such thing. Leave it out."
 _PADDING = "is not supported yet: a micro-batch is cropped to its longest row instead. Leave it out."
 _LORA = "is not supported yet: all weights are trained. Leave it out."
-_REWARD_MODEL = "is not supported yet. Score with rules by data_source or set custom_reward_function.path."
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -58,39 +57,36 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "critic.model.use_remove_padding": _PADDING,
     "critic.use_dynamic_bsz": _TOKEN_BUDGET.format(instead="critic.ppo_micro_batch_size_per_gpu"),
     "critic.ppo_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead="critic.ppo_micro_batch_size_per_gpu"),
-    "reward_model.model": _REWARD_MODEL,
-    "reward_model.micro_batch_size_per_gpu": _REWARD_MODEL,
-    "reward_model.reward_manager": "is not supported yet: there is one manager. Set custom_reward_function.path.",
-    "reward_model.num_workers": "is not supported yet: rewards are computed in one process. Leave it out.",
-    "reward_model.reward_kwargs": "is not supported yet. Put it into a function and set custom_reward_function.path.",
-    "algorithm.filter_groups": "is not supported yet: every group is trained on. Leave it out.",
+    "reward_model.reward_manager": "is not supported yet: there is one manager. Set custom_reward_function.path to a "
+    "function for one response or for a batch, async or not, with custom_reward_function.reward_kwargs; for dapo, set "
+    "reward_model.reward_kwargs.overlong_buffer_cfg.",
+    "reward_model.sandbox_fusion": "has another place here: set reward_model.sandbox.url, max_concurrent and "
+    "memory_limit_mb.",
+    "reward_model.model.fsdp_config": _OFFLOAD,
+    "reward_model.model.use_remove_padding": _PADDING,
+    "reward_model.megatron": _MEGATRON,
+    "reward_model.use_dynamic_bsz": _TOKEN_BUDGET.format(instead="reward_model.micro_batch_size_per_gpu"),
+    "reward_model.forward_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead="reward_model.micro_batch_size_per_gpu"),
     "data.image_key": "is not supported yet: prompts are text. Leave it out.",
     "data.trust_remote_code": f"has another place here: set {_MODEL}.trust_remote_code.",
-    "trainer.balance_batch": "is not supported yet: responses are dealt to devices in order. Leave it out.",
-    "trainer.log_val_generations": "is not supported yet: trainer.log_train_samples shows training responses.",
-    "trainer.validation_data_dir": "is not supported yet. Leave it out.",
-    "trainer.rollout_data_dir": "is not supported yet. Leave it out.",
-    "trainer.max_actor_ckpt_to_keep": "is not supported yet: every checkpoint is kept. Leave it out.",
-    "trainer.max_critic_ckpt_to_keep": "is not supported yet: every checkpoint is kept. Leave it out.",
 }
 """A key, or a section with all that is below it, to what follows its name in the message."""
 
 _USE_FSDP2 = "is not supported yet; use fsdp2."
 _USE_NATIVE = "is not supported yet; use native."
-_USE_TENSORBOARD = "is not supported yet; use tensorboard, and metrics.jsonl is always written."
-_USE_GAE_OR_GRPO = "is not supported yet; use gae or grpo."
-_USE_VANILLA = "is not supported yet; use vanilla."
+_USE_TENSORBOARD = "is not supported yet; use tensorboard or wandb, and metrics.jsonl is always written."
+_USE_GRPO = "is not supported yet; use grpo or rloo."
+_USE_VANILLA = "is not supported yet; use vanilla, gspo or cispo."
 
 UNSUPPORTED_CHOICES: dict[str, dict[str, str]] = {
     "trainer.device": {"gpu": "is not known; GPUs are cuda."},
     f"{_ACTOR}.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
     "critic.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
+    "reward_model.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
     f"{_ROLLOUT}.name": dict.fromkeys(("vllm", "sglang", "hf"), _USE_NATIVE),
-    "trainer.logger": dict.fromkeys(("wandb", "mlflow", "swanlab", "comet", "clearml"), _USE_TENSORBOARD),
-    "algorithm.adv_estimator": dict.fromkeys(
-        ("rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"), _USE_GAE_OR_GRPO
-    ),
-    f"{_ACTOR}.policy_loss.loss_mode": dict.fromkeys(("gspo", "gpg", "clip_cov", "kl_cov"), _USE_VANILLA),
+    "trainer.logger": dict.fromkeys(("mlflow", "swanlab", "comet", "clearml"), _USE_TENSORBOARD),
+    "algorithm.adv_estimator": dict.fromkeys(("opo", "gpg", "grpo_passk"), _USE_GRPO),
+    f"{_ACTOR}.policy_loss.loss_mode": dict.fromkeys(("gpg", "clip_cov", "kl_cov", "geo_mean"), _USE_VANILLA),
 }
 """A key to the values that people know, each with what follows `key=value` in the message."""
 

@@ -1,4 +1,4 @@
-"""Prompts from parquet files, tokenised once at the start.
+"""Prompts from parquet files, tokenised once at the start, or in an earlier run.
 
 All prompts are tokenised when the dataset is made, so that a malformed or overlong one is found then and not in the
 middle of a run. Token ids are kept in one flat array, other columns as Arrow tables, from which a row becomes Python
@@ -7,23 +7,20 @@ objects when it is asked for.
 
 from __future__ import annotations
 
-import glob
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config.data import DataConfig
+from paceline.data.prompt_files import Source, read_sources
+from paceline.data.token_cache import cache_folder, cache_key, load_tokens, save_tokens
 from paceline.errors import ConfigError, DataError
-from paceline.schema import COLUMNS
 
 __all__ = ["RLHFDataset", "collate_fn"]
 
@@ -31,26 +28,16 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1000
 _PROGRESS_SECONDS = 10.0
-_RESERVED = {*COLUMNS, "raw_prompt", "uid"}
-"""Columns that the trainer fills; a file that has one would be overwritten."""
-
-
-@dataclass(frozen=True)
-class _Source:
-    """One file: its columns, and the number of its first row in the dataset before filtering."""
-
-    path: str
-    table: pa.Table
-    first: int
 
 
 class RLHFDataset(torch.utils.data.Dataset):
-    """Prompts as token ids, with every other column of the files for the rewards.
+    """Prompts as token ids, with the other columns of the files for the rewards.
 
     Args:
         files: parquet files; `~` and globs are expanded.
         tokenizer: has a padding token, and a chat template if prompts are chats.
-        config: `prompt_key`, `max_prompt_length`, `truncation`, `filter_overlong_prompts`, `return_raw_chat`.
+        config: `prompt_key`, `reward_fn_key`, `keep_columns`, `max_prompt_length`, `truncation`,
+            `filter_overlong_prompts`, `return_raw_chat`, `cache_dir`.
         max_samples: use only the first rows; -1 is all.
 
     A prompt that is a chat (a list of `{"role", "content"}`) goes through the chat template with a generation prompt.
@@ -58,7 +45,7 @@ class RLHFDataset(torch.utils.data.Dataset):
 
     An item is a dict: `input_ids`, `attention_mask`, `position_ids` (each `(max_prompt_length,)` int64, padded on the
     left), `index` (the row's number in the files, unless they have such a column), `raw_prompt` if asked for, and the
-    file's other columns.
+    file's other columns: all of them, unless they are wide or `keep_columns` says which.
     """
 
     def __init__(
@@ -72,15 +59,15 @@ class RLHFDataset(torch.utils.data.Dataset):
             raise DataError("The tokenizer has no padding token. Load it with paceline.data.load_tokenizer.")
         self.tokenizer = tokenizer
         self.config = config
-        self._sources = _read(_expand(files), config.prompt_key, max_samples)
-        tokens = self._tokenise()
+        self._sources = read_sources(files, config, max_samples)
+        tokens = self._token_ids()
         self._rows = self._select(np.array([len(ids) for ids in tokens]))
         kept = [self._truncate(tokens[row]) for row in self._rows]
         self._ends = np.cumsum([len(ids) for ids in kept])
         self._tokens = np.concatenate(kept)
         if not config.return_raw_chat:
             self._sources = [
-                _Source(source.path, source.table.drop_columns([config.prompt_key]), source.first)
+                Source(source.path, source.table.drop_columns([config.prompt_key]), source.first)
                 for source in self._sources
             ]
 
@@ -113,20 +100,41 @@ class RLHFDataset(torch.utils.data.Dataset):
         }
 
     def column(self, name: str) -> list[Any]:
-        """The values of an extra column for all prompts, None where a file has no such column."""
+        """The values of an extra column for all prompts, None where it was not in the file or not kept."""
         values: list[Any] = []
         for source in self._sources:
             has_it = name in source.table.column_names
             values += source.table.column(name).to_pylist() if has_it else [None] * source.table.num_rows
         return [values[row] for row in self._rows]
 
-    def _source_of(self, row: int) -> _Source:
+    def _source_of(self, row: int) -> Source:
         firsts = [source.first for source in self._sources]
         return self._sources[int(np.searchsorted(firsts, row, side="right")) - 1]
 
     def _describe(self, row: int) -> str:
         source = self._source_of(row)
         return f"row {row - source.first} of {source.path}"
+
+    def _token_ids(self) -> list[np.ndarray]:
+        """The token ids of each prompt, from the cache or made now. Either way the prompts were checked."""
+        folder = cache_folder(self.config.cache_dir)
+        prompts = [source.table.column(self.config.prompt_key) for source in self._sources]
+        key = cache_key(prompts, self.tokenizer) if folder else None
+        if folder is None or key is None:
+            tokens = self._tokenise()
+            reason = f"{type(self.tokenizer).__name__} has code of its own" if folder else "data.cache_dir is ''"
+            logger.info("tokenised %d prompts, without a cache: %s", len(tokens), reason)
+            return tokens
+        cached = load_tokens(folder, key, num_prompts=sum(map(len, prompts)))
+        if cached is not None:
+            logger.info("took the tokens of %d prompts from the cache in %s", len(cached), folder)
+            return cached
+        tokens = self._tokenise()
+        if save_tokens(folder, key, tokens):
+            logger.info("tokenised %d prompts, cached for the next run in %s", len(tokens), folder)
+        else:
+            logger.info("tokenised %d prompts", len(tokens))
+        return tokens
 
     def _tokenise(self) -> list[np.ndarray]:
         tokens: list[np.ndarray] = []
@@ -229,47 +237,6 @@ def collate_fn(items: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor | np.n
             batch[key] = np.empty(len(values), dtype=object)
             batch[key][:] = values
     return batch
-
-
-def _expand(files: str | Path | Sequence[str | Path]) -> list[str]:
-    """Existing files, in the given order; the files of a glob in alphabetical order."""
-    patterns = [files] if isinstance(files, str | Path) else list(files)
-    if not patterns:
-        raise DataError("No data files are given; set data.train_files to a parquet file.")
-    paths: list[str] = []
-    for pattern in patterns:
-        expanded = Path(pattern).expanduser()
-        matches = [str(expanded)] if expanded.is_file() else sorted(glob.glob(str(expanded), recursive=True))
-        if not matches:
-            raise DataError(f"There is no data file {str(pattern)!r} ({expanded.absolute()}). Check data.*_files.")
-        paths += matches
-    return paths
-
-
-def _read(paths: list[str], prompt_key: str, max_samples: int) -> list[_Source]:
-    sources: list[_Source] = []
-    num_rows = 0
-    for path in paths:
-        try:
-            table = pq.read_table(path, partitioning=None)
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} can't be read as parquet: {error}") from error
-        names = table.column_names
-        if prompt_key not in names:
-            raise DataError(
-                f"{path} has no column {prompt_key!r}; it has {', '.join(names) or 'none'}. Set data.prompt_key."
-            )
-        taken = sorted(_RESERVED.intersection(names) - {prompt_key})
-        if taken:
-            raise DataError(f"{path} has the column {taken[0]!r}, which the trainer fills itself. Rename it.")
-        if max_samples >= 0:
-            table = table.slice(0, max(max_samples - num_rows, 0))
-        if table.num_rows:
-            sources.append(_Source(path, table, num_rows))
-            num_rows += table.num_rows
-    if not sources:
-        raise DataError(f"There are no prompts in {', '.join(paths)} (max_samples={max_samples}).")
-    return sources
 
 
 def _is_message(message: Any) -> bool:

@@ -24,7 +24,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from paceline.config import ModelConfig, OptimConfig
-from paceline.engine.checkpoint import TrainingState, load_training_state, save_training_state
+from paceline.engine.checkpoint import Snapshot, TrainingState, load_training_state, take_snapshot, write_snapshot
 from paceline.engine.logprobs import token_log_probs_and_entropy
 from paceline.engine.microbatch import Window, split_micro_batches
 from paceline.engine.model import ModelKind
@@ -65,9 +65,9 @@ class EngineSpec:
 class Engine(ABC):
     """One model on this rank's share of the devices.
 
-    `initialize`, `train_batch`, `infer_batch`, `named_full_weights`, `save` and `load` are collective: every rank calls
-    them, in the same order. Received batches are never written to. Between calls the model is in eval mode and holds no
-    gradients. Only `initialize` draws random numbers.
+    `initialize`, `train_batch`, `infer_batch`, `named_full_weights`, `save`, `snapshot` and `load` are collective:
+    every rank calls them, in the same order. Received batches are never written to. Between calls the model is in eval
+    mode and holds no gradients. Only `initialize` draws random numbers.
     """
 
     model: PreTrainedModel
@@ -151,8 +151,16 @@ class Engine(ABC):
 
     def save(self, folder: str | Path) -> None:
         """Write the weights as a Hugging Face folder and, if this engine trains, the optimizer's state beside them."""
-        save_training_state(Path(folder), self._training_state(), rank=self.rank)
+        self.write(self.snapshot(), folder)
         self._gather(None)  # No rank returns before rank 0 has written.
+
+    def snapshot(self) -> Snapshot:
+        """A copy of what `save` writes, in the main memory of rank 0. Later steps don't change it."""
+        return take_snapshot(self._training_state(), rank=self.rank)
+
+    def write(self, snapshot: Snapshot, folder: str | Path) -> None:
+        """The slow half of `save`. Not collective, and may run in a thread while the engine trains on."""
+        write_snapshot(snapshot, Path(folder))
 
     def load(self, folder: str | Path) -> None:
         """Go on where `save` was called, possibly with another number of ranks or another backend.

@@ -41,8 +41,20 @@ class TrainingState:
     num_steps: int
 
 
-def save_training_state(folder: Path, state: TrainingState, *, rank: int) -> None:
-    """Write `folder`; on return of rank 0 its content is on the disk. Collective."""
+@dataclass(frozen=True)
+class Snapshot:
+    """A training state at one moment, in main memory: whole on rank 0, empty on other ranks. Steps don't change it."""
+
+    rank: int
+    model: PreTrainedModel
+    """For its configuration; the live weights are not read."""
+    weights: dict[str, torch.Tensor]
+    training: dict[str, Any] | None
+    """The optimizer's moments by parameter name, and the number of steps; None if the engine does not train."""
+
+
+def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
+    """Copy a training state into the main memory of rank 0. Collective."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights = get_model_state_dict(state.model, options=options)
     training: dict[str, Any] | None = None
@@ -51,15 +63,29 @@ def save_training_state(folder: Path, state: TrainingState, *, rank: int) -> Non
         moments = get_optimizer_state_dict(state.model, state.optimizer, options=options) if state.num_steps else {}
         training = {"moments": moments.get("state", {}), "num_steps": state.num_steps}
     if rank != 0:
-        return
+        return Snapshot(rank, state.model, {}, None)
     # Gathered tensors no longer share memory, by which transformers would know a tied weight. It ties them on reading.
     for name in _tied_duplicates(state.model):
         weights.pop(name)
+    # What lies in main memory already, such as AdamW's step counts, is not copied by an offload.
+    for tensors in (weights, *(training["moments"].values() if training else ())):
+        for name, tensor in tensors.items():
+            tensors[name] = tensor.clone()
+    return Snapshot(rank, state.model, weights, training)
+
+
+def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
+    """Write `folder`; on return of rank 0 its content is on the disk. Not collective, other ranks have nothing to do.
+
+    May run in a thread beside training: of the model it reads the configuration only.
+    """
+    if snapshot.rank != 0:
+        return
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_transformers():
-        state.model.save_pretrained(folder, state_dict=weights)
-    if training is not None:
-        torch.save(training, folder / OPTIMIZER_FILE)
+        snapshot.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
+    if snapshot.training is not None:
+        torch.save(snapshot.training, folder / OPTIMIZER_FILE)
     for path in [*folder.iterdir(), folder]:
         _fsync(path)
 

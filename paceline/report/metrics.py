@@ -6,12 +6,15 @@ whose response mask is all zero are padding and enter no metric.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
+from paceline.report.timeline import CallRecord, busy_seconds
 
-PHASES_PER_TOKEN = ("old_log_prob", "ref", "values", "adv", "update_actor", "update_critic")
+PHASES_PER_TOKEN = ("old_log_prob", "ref", "values", "rm", "adv", "update_actor", "update_critic")
 """Phases that work on prompts and responses alike; generation is counted by response tokens alone."""
 
 
@@ -69,6 +72,20 @@ def throughput_metrics(batch: DataProto, seconds_per_step: float, num_devices: i
         "perf/time_per_step": seconds_per_step,
         "perf/throughput": num_tokens / (seconds_per_step * num_devices),
     }
+
+
+def idle_metrics(records: Sequence[CallRecord], pools: Sequence[str], start: float, end: float) -> dict[str, float]:
+    """Seconds of a step in which no process of a pool was at work, and how busy all pools were together.
+
+    `perf/overlap` is the busy time of all pools / (wall time x pools): 1 if no pool ever waits.
+    """
+    busy = {
+        pool: busy_seconds([(record.start, record.end) for record in records if record.pool == pool], start, end)
+        for pool in pools
+    }
+    wall = end - start
+    metrics = {f"timing_s/idle/{pool}": wall - seconds for pool, seconds in busy.items()}
+    return metrics | {"perf/overlap": sum(busy.values()) / (wall * len(pools))}
 
 
 def _response_rows(batch: DataProto) -> torch.Tensor:

@@ -120,32 +120,20 @@ def spans(path: str | os.PathLike[str], method: str, step: int | None = None) ->
     )
 
 
-def overlap_seconds(first: Sequence[Span], second: Sequence[Span]) -> float:
-    """How long at least one span of `first` and at least one of `second` ran at the same time.
+def busy_seconds(spans: Sequence[Span], start: float, end: float) -> float:
+    """How long between `start` and `end` at least one of the spans ran.
 
-    >>> overlap_seconds([(0.0, 2.0), (1.0, 3.0)], [(2.5, 9.0)])
-    0.5
+    >>> busy_seconds([(0.0, 2.0), (1.0, 3.0), (8.0, 12.0)], 1.0, 10.0)
+    4.0
     """
-    return sum(
-        max(0.0, min(end, other_end) - max(start, other_start))
-        for start, end in _merge(first)
-        for other_start, other_end in _merge(second)
-    )
-
-
-def busy_by_pool(events: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Seconds in which at least one process of a pool was at work, by pool."""
-    by_pool: dict[str, list[Span]] = {}
-    for event in events:
-        by_pool.setdefault(event["args"]["pool"], []).append(_span(event))
-    return {pool: sum(end - start for start, end in _merge(pool_spans)) for pool, pool_spans in by_pool.items()}
+    return sum(max(0.0, min(span_end, end) - max(span_start, start)) for span_start, span_end in merge_spans(spans))
 
 
 def _span(event: dict[str, Any]) -> Span:
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 
-def _merge(intervals: Sequence[Span]) -> list[Span]:
+def merge_spans(intervals: Sequence[Span]) -> list[Span]:
     """The same time covered, by intervals that don't overlap."""
     merged: list[Span] = []
     for start, end in sorted(intervals):

@@ -1,28 +1,30 @@
-"""Where the metrics of a step go: metrics.jsonl always, the console and TensorBoard by `trainer.logger`.
+"""Where the metrics of a step go: metrics.jsonl always; the console, TensorBoard and Weights & Biases by
+`trainer.logger`.
 
 Takes one dict of metrics per step and writes it at once, so that a killed run loses at most the line it was writing.
-A line of metrics.jsonl is `{"step": 3, "actor/pg_loss": -0.02, ...}`. JSON knows no NaN and no infinity: they stand
-there as the strings "NaN", "Infinity" and "-Infinity", which Python's `float` reads back.
+A line of metrics.jsonl is `{"step": 3, "actor/pg_loss": -0.02, ...}`; see `json_lines` for NaN and infinity.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
-import math
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from paceline.config.checks import check_loggers
 from paceline.errors import ConfigError
-from paceline.report.files import keep_old
+from paceline.report.files import keep_old, write_atomically
+from paceline.report.json_lines import json_line, plain
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 
 CONSOLE_METRICS = {
     "critic/score/mean": "score {:.3f}",
@@ -44,12 +46,18 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+class TextTracker(Tracker, Protocol):
+    """One that can also show texts: `rows` are those of `dumps.generation_rows`."""
+
+    def show(self, rows: Sequence[Mapping[str, Any]], step: int) -> None: ...
+
+
 class Tracking:
     """All trackers of a run.
 
     `resume_step` is the step of the checkpoint that the run goes on from: what was logged after it is cut off, for it
     will come again. None is a fresh start: files of an earlier run in the same folder are kept under a numbered name.
-    `total_steps` is only shown.
+    `total_steps` is only shown; `config`, the run's keys and values, is shown where a tracker has a place for it.
     """
 
     def __init__(
@@ -61,16 +69,23 @@ class Tracking:
         *,
         resume_step: int | None = None,
         total_steps: int | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
-        _check_names(loggers)
+        if problems := list(check_loggers(loggers)):
+            raise ConfigError(problems)
         folder = Path(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._jsonl = JsonlTracker(folder / METRICS_FILE, resume_step)
         self._trackers: list[Tracker] = [self._jsonl]
+        self._text_trackers: list[TextTracker] = []
         if "console" in loggers:
             self._trackers.append(ConsoleTracker(total_steps))
         if "tensorboard" in loggers:
-            self._trackers.append(TensorBoardTracker(folder / TENSORBOARD_FOLDER, resume_step))
+            self._text_trackers.append(TensorBoardTracker(folder / TENSORBOARD_FOLDER, resume_step))
+        if "wandb" in loggers:
+            resumed = resume_step is not None
+            self._text_trackers.append(WandbTracker(folder, project_name, experiment_name, config or {}, resumed))
+        self._trackers += self._text_trackers
         logger.info("metrics of %s/%s go to %s", project_name, experiment_name, folder / METRICS_FILE)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
@@ -80,14 +95,29 @@ class Tracking:
                 f"Step {step} was to be logged after step {self._jsonl.last_step}; "
                 "collect all metrics of a step and log it once."
             )
-        plain = {name: _plain(value) for name, value in metrics.items()}
+        plain_metrics = plain(metrics)
         for tracker in self._trackers:
-            tracker.log(plain, step)
+            tracker.log(plain_metrics, step)
+
+    def show_generations(self, rows: Sequence[Mapping[str, Any]], step: int, count: int) -> None:
+        """Show `count` of a validation's responses in the log and in every tracker that can show text.
+
+        They are spread evenly over `rows`, so that each validation of a run shows the same prompts.
+        """
+        count = min(count, len(rows))
+        chosen = [rows[place * len(rows) // count] for place in range(count)]
+        for row in chosen:
+            logger.info("step %d validation\n%s", step, _as_text(row))
+        for tracker in self._text_trackers if chosen else ():
+            tracker.show(chosen, step)
 
     def close(self) -> None:
-        """Flush and close everything."""
+        """Flush and close everything; what fails is logged, so that it neither hides an error nor keeps others open."""
         for tracker in self._trackers:
-            tracker.close()
+            try:
+                tracker.close()
+            except Exception:
+                logger.warning("%s could not be closed", type(tracker).__name__, exc_info=True)
 
 
 class JsonlTracker:
@@ -103,8 +133,7 @@ class JsonlTracker:
         self._file = path.open("ab", buffering=0)
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        line = json.dumps({"step": step, **_without_non_finite(metrics)}, allow_nan=False)
-        self._file.write(line.encode() + b"\n")
+        self._file.write(json_line({"step": step, **metrics}))
         self.last_step = step
 
     def close(self) -> None:
@@ -141,8 +170,56 @@ class TensorBoardTracker:
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
+    def show(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        for number, row in enumerate(rows, 1):
+            # TensorBoard reads Markdown, where an indented block stands as it is.
+            text = "\n".join(f"    {line}" for line in _as_text(row).splitlines())
+            self._writer.add_text(f"val/generations/{number}", text, step)
+        self._writer.flush()
+
     def close(self) -> None:
         self._writer.close()
+
+
+class WandbTracker:
+    """Scalars and tables for Weights & Biases; where and whether it sends them is set by its own variables (WANDB_*).
+
+    A resumed run goes on under the id that the run's folder keeps. wandb takes no step twice, and a resumed run repeats
+    those after its checkpoint: so the step is a metric of its own, `global_step`, by which the others are drawn.
+    """
+
+    def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any], resumed: bool) -> None:
+        import wandb  # an extra
+
+        id_file = folder / WANDB_RUN_ID_FILE
+        if not resumed:
+            keep_old(id_file)
+        resumed = id_file.exists()
+        if not resumed:
+            write_atomically(id_file, secrets.token_hex(4).encode())
+        self._table = wandb.Table
+        self._run = wandb.init(
+            project=project,
+            name=name,
+            dir=folder,
+            config=config,
+            id=id_file.read_text().strip(),
+            resume="allow" if resumed else None,
+        )
+        self._run.define_metric("global_step", hidden=True)
+        self._run.define_metric("*", step_metric="global_step")
+
+    def log(self, metrics: dict[str, Any], step: int) -> None:
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        self._run.log({**numbers, "global_step": step})
+
+    def show(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        data = [[step, *_texts(row).values(), row["score"]] for row in rows]
+        table = self._table(columns=["step", *_TEXTS, "score"], data=data)
+        self._run.log({"val/generations": table, "global_step": step})
+
+    def close(self) -> None:
+        self._run.finish()
 
 
 def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = None) -> str:
@@ -175,41 +252,18 @@ def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
         return [metrics for line in file if (metrics := _parse(line)) is not None]
 
 
-def _check_names(names: list[str]) -> None:
-    known = ["console", "tensorboard"]
-    problems = []
-    for name in names:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {nearest[0]}?" if nearest else ""
-            problems.append(
-                f"trainer.logger names {name!r}; known are {', '.join(known)} (metrics.jsonl is always written).{hint}"
-            )
-    if problems:
-        raise ConfigError(problems)
+_TEXTS = ("data_source", "prompt", "response", "ground_truth")
+_LONGEST_GROUND_TRUTH = 500
+"""Characters shown: the tests of a programming task may be megabytes."""
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON and TensorBoard take it: arrays and tensors as numbers or lists, the unknown as its text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value)
+def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+    texts = {name: str(row[name]) for name in _TEXTS}
+    return texts | {"ground_truth": texts["ground_truth"][:_LONGEST_GROUND_TRUTH]}
 
 
-def _without_non_finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: _without_non_finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_non_finite(item) for item in value]
-    return value
+def _as_text(row: Mapping[str, Any]) -> str:
+    return "\n".join([*(f"[{name}] {text}" for name, text in _texts(row).items()), f"[score] {row['score']:g}"])
 
 
 def _cut_back(path: Path, resume_step: int) -> int | None:

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from paceline.errors import ConfigError, UnknownDataSourceError
 from paceline.rewards.score import code, gsm8k, hellaswag, math
 
-__all__ = ["Scorer", "_select_rm_score_fn", "get_scorer", "known_sources", "register_scorer"]
+__all__ = [
+    "CODE_SOURCES",
+    "MODEL_SOURCES",
+    "Scorer",
+    "_select_rm_score_fn",
+    "get_scorer",
+    "known_sources",
+    "register_scorer",
+    "registered_scorers",
+]
 
 ScoreFn = Callable[..., float | dict[str, Any]]
 """`fn(solution_str, ground_truth, extra_info=None)`: a score, or a dict with `score` and whatever else to keep."""
@@ -25,16 +35,20 @@ class Scorer:
 
     one: ScoreFn
     many: BatchScoreFn | None = None
+    check: Callable[[], None] | None = None
+    """Called once before a run whose data has the source: raises if the scorer can't work."""
 
 
 _SCORERS: dict[str, Scorer] = {}
 MODEL_SOURCES = ("Dahoas/full-hh-rlhf",)
 """Sources that no rule can score: a reward model does."""
+CODE_SOURCES = ("codecontests", "apps", "codeforces", "taco", "paceline/code")
+"""Sources of programs, which run in a sandbox."""
 
 
 def register_scorer(name: str, fn: ScoreFn, batch: BatchScoreFn | None = None) -> None:
     """Grade rows of `data_source=name` with `fn`, or with `batch` where many come at once. Replaces an earlier one."""
-    check_keywords(fn, ("solution_str", "ground_truth", "extra_info"), f"The scorer of {name!r}")
+    _check_keywords(fn, ("solution_str", "ground_truth", "extra_info"), f"The scorer of {name!r}")
     _SCORERS[name] = Scorer(fn, batch)
 
 
@@ -61,12 +75,17 @@ def _select_rm_score_fn(data_source: str) -> ScoreFn:
     return get_scorer(data_source).one
 
 
+def registered_scorers() -> Mapping[str, Scorer]:
+    """All scorers of this process, by source."""
+    return MappingProxyType(_SCORERS)
+
+
 def known_sources() -> list[str]:
     """Sources that have a scorer."""
     return sorted(_SCORERS)
 
 
-def check_keywords(fn: Callable[..., Any], wanted: Sequence[str], what: str) -> None:
+def _check_keywords(fn: Callable[..., Any], wanted: Sequence[str], what: str) -> None:
     """Raise a `ConfigError` unless `fn` can be called with exactly these keyword arguments."""
     if not callable(fn):
         raise ConfigError(f"{what} must be a function, not {type(fn).__name__}.")
@@ -94,5 +113,5 @@ for _name in (
     register_scorer(_name, math.compute_score, math.compute_scores)
 for _name in ("Rowan/hellaswag", "hellaswag"):
     register_scorer(_name, hellaswag.compute_score, hellaswag.compute_scores)
-for _name in ("codecontests", "apps", "codeforces", "taco", "paceline/code"):
+for _name in CODE_SOURCES:
     register_scorer(_name, code.compute_score, code.compute_scores)

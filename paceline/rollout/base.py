@@ -6,13 +6,17 @@ SamplingParams(max_tokens=256, temperature=0.7, top_p=0.9, top_k=-1, do_sample=T
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
+from transformers import PreTrainedModel
 
-from paceline.errors import ConfigError
+from paceline.config import ModelConfig, RolloutConfig
+from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,42 @@ class Completion:
     """False: cut off at max_tokens."""
 
 
+@dataclass(frozen=True)
+class RolloutSpec:
+    """What a worker's rollout engine is made from."""
+
+    model: ModelConfig
+    """Where the model's configuration and first weights are."""
+    module: Callable[[], PreTrainedModel]
+    """Gives a Hugging Face model to sample from: the actor's own module where it lies whole in this process, else a copy
+    that `update_weights` fills. Not called by engines that have models of their own."""
+    config: RolloutConfig
+    max_prompt_length: int
+    max_response_length: int
+    eos_token_ids: frozenset[int]
+    """The tokenizer's. An engine adds those that the model's generation config names."""
+    pad_token_id: int
+    device: str
+
+
 class RolloutEngine(ABC):
     """Samples responses. The caller repeats a prompt to get several responses to it."""
+
+    keeps_own_weights: ClassVar[bool] = False
+    """True: its weights are never the actor's own tensors, so every new version comes by `update_weights`."""
+
+    @classmethod
+    def from_spec(cls, spec: RolloutSpec) -> RolloutEngine:
+        """The engine of a worker. As it stands here, for engines on a Hugging Face model with this constructor."""
+        model = spec.module()
+        configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+        constructor: Callable[..., RolloutEngine] = cls
+        return constructor(
+            model,
+            eos_token_ids=spec.eos_token_ids | token_ids(configured),
+            pad_token_id=spec.pad_token_id,
+            max_num_seqs=spec.config.max_num_seqs,
+        )
 
     @abstractmethod
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
@@ -86,3 +124,27 @@ class RolloutEngine(ABC):
     @abstractmethod
     def wake(self) -> None:
         """Be ready for `generate` again."""
+
+
+def token_ids(configured: int | list[int] | None) -> set[int]:
+    """The end-of-sequence tokens of a generation config, which names none, one or several."""
+    ids: list[Any] = configured if isinstance(configured, list) else [configured]
+    return {token for token in ids if token is not None}
+
+
+def check_requests(prompts: list[list[int]], seeds: list[int]) -> None:
+    """What every engine refuses to sample from."""
+    if len(seeds) != len(prompts):
+        raise PacelineError(f"generate got {len(prompts)} prompts and {len(seeds)} seeds; give one seed per prompt.")
+    empty = [index for index, prompt in enumerate(prompts) if not prompt]
+    if empty:
+        raise DataError(f"prompts {empty[:10]} have no tokens; a causal LM needs at least one token to start from.")
+
+
+def check_finite(completions: list[Completion]) -> None:
+    """No response is made of logits that are not finite."""
+    if not all(math.isfinite(log_prob) for completion in completions for log_prob in completion.log_probs):
+        raise NonFiniteError(
+            "sampling met logits that are not finite: the model's weights hold NaN or infinity, or overflow. "
+            "Look at actor/grad_norm of the steps before; lower the learning rate."
+        )

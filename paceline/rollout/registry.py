@@ -13,7 +13,7 @@ from paceline.rollout.base import RolloutEngine
 EngineClass = TypeVar("EngineClass", bound=type[RolloutEngine])
 
 # Imported on first use: an engine may need a heavy or optional package.
-_BUILTIN_MODULES = {"native": "paceline.rollout.native"}
+_BUILTIN_MODULES = {name: f"paceline.rollout.{name}" for name in ("native", "hf", "vllm")}
 _ENGINES: dict[str, type[RolloutEngine]] = {}
 
 

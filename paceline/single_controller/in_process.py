@@ -20,7 +20,7 @@ from paceline.single_controller.base import CallRecord, MeshRank, RankCall, Work
 from paceline.single_controller.base.dispatch import CollectFn, drop_padding
 from paceline.single_controller.base.worker import WorkerContext, current_context
 from paceline.single_controller.ray.group import ColocatedClasses, RayClassWithInitArgs
-from paceline.single_controller.ray.pool import RayResourcePool
+from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 
 _records: list[CallRecord] = []
 
@@ -34,13 +34,17 @@ class InProcessWorkerGroup(WorkerGroup):
 
     def __init__(
         self,
-        resource_pool: RayResourcePool,
+        resource_pool: RayResourcePool | ProcessPool,
         ray_cls_with_init: RayClassWithInitArgs,
         name_prefix: str | None = None,
         *,
         heartbeat_timeout_seconds: float = 120.0,
+        wait: bool = True,
     ) -> None:
-        del heartbeat_timeout_seconds  # a silent worker is a silent program here
+        del (
+            heartbeat_timeout_seconds,
+            wait,
+        )  # a silent worker is a silent program here, and there is no process to start
         if resource_pool.world_size != 1:
             raise ResourceError(
                 f"pool {resource_pool.name} has {resource_pool.world_size} devices; a process can be one of them. "
@@ -63,6 +67,9 @@ class InProcessWorkerGroup(WorkerGroup):
             return item.cls(*item.args, **item.kwargs)
         finally:
             current_context.reset(token)
+
+    def construct_workers(self) -> None:
+        """They are there."""
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, InProcessWorkerGroup]:
         """One group per role of `prefix_set`, over these same workers."""

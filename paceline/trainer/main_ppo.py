@@ -78,9 +78,11 @@ class TaskRunner:
         self._add(Role.RefPolicy, ActorRolloutRefWorker, config)
 
     def add_reward_model_worker(self, config: Config) -> None:
-        """A model that scores: there is none yet, so a configuration that wants one ends here."""
-        if load_config(config).reward_model.enable:
-            raise ConfigError("reward_model.enable=True is not supported yet.")
+        """The model that scores, if the configuration wants one."""
+        from paceline.trainer.ppo.roles import Role
+        from paceline.workers.engine_workers import TrainingWorker
+
+        self._add(Role.RewardModel, TrainingWorker, config)
 
     def _add(self, role: Enum, worker: type, config: Config) -> None:
         """Add a role if the configuration has it."""
@@ -131,15 +133,9 @@ class TaskRunner:
 
 def make_reward_fn(config: Config, tokenizer: Any, num_examine: int) -> RewardManager:
     """Rules by data_source, or the function that custom_reward_function names."""
-    from paceline.rewards import RewardManager
-    from paceline.rewards.custom import load_custom_reward
+    from paceline.rewards import make_reward_manager
 
-    cfg = load_config(config)
-    custom = cfg.custom_reward_function
-    compute_score = load_custom_reward(custom.path, custom.name) if custom.path else None
-    return RewardManager(
-        tokenizer, num_examine=num_examine, compute_score=compute_score, reward_fn_key=cfg.data.reward_fn_key
-    )
+    return make_reward_manager(load_config(config), tokenizer, num_examine)
 
 
 def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
@@ -259,11 +255,13 @@ def known_names(cfg: PPOConfig) -> KnownNames:
     estimator = cfg.algorithm.adv_estimator
     advantages = "paceline.algorithms.advantages"
     if _is_registered(advantages, "get_adv_estimator", estimator) and estimator not in known.adv_estimators:
-        needs_critic = sys.modules[advantages].needs_critic(estimator)
+        registry = sys.modules[advantages]
+        needs_critic, needs_groups = registry.needs_critic(estimator), registry.needs_groups(estimator)
         known = dataclasses.replace(
             known,
             adv_estimators=(*known.adv_estimators, estimator),
             critic_estimators=(*known.critic_estimators, *([estimator] if needs_critic else [])),
+            group_estimators=(*known.group_estimators, *([estimator] if needs_groups else [])),
         )
     if _is_registered("paceline.algorithms.policy_loss", "get_policy_loss", actor.policy_loss.loss_mode):
         known = dataclasses.replace(known, policy_losses=(*known.policy_losses, actor.policy_loss.loss_mode))

@@ -1,19 +1,23 @@
 """The workers of the training loop: an engine (and a rollout) under a role's name.
 
-`ActorRolloutRefWorker` is actor, rollout, reference or any mix of them; `TrainingWorker` is the critic. Every method
-answers with a future. Inputs are read only; outputs are new columns.
+`ActorRolloutRefWorker` is actor, rollout, reference or any mix of them; `TrainingWorker` is the critic or the reward
+model. Every method answers with a future. Inputs are read only; outputs are new columns.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.config import ActorRolloutRefConfig, CriticConfig, ModelConfig, OptimConfig
+import torch
+
+from paceline.config import ActorRolloutRefConfig, CriticConfig, ModelConfig, OptimConfig, RewardModelConfig
+from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
 from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
@@ -24,6 +28,7 @@ from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.registry import get_rollout
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
+from paceline.workers.reward_text import JudgedText
 from paceline.workers.rng import RoleRng
 
 logger = logging.getLogger(__name__)
@@ -55,6 +60,8 @@ class EngineWorker(Worker):
         self.role_name = role
         self.run = run
         self.rng = RoleRng(run.seed, role, self.rank)
+        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
 
     def around_call(self) -> AbstractContextManager[None]:
         """Every call draws from its own role's random state, also in a subclass."""
@@ -114,10 +121,22 @@ class EngineWorker(Worker):
 
     @role_method(Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: str) -> None:
-        """Weights, optimizer, schedule and this rank's random state, in a folder that exists."""
-        if self.trained_engine is not None:
-            self.trained_engine.save(Path(folder))
+        """Begin to save weights, optimizer, schedule and this rank's random state, in a folder that exists.
+
+        What is saved is the state of this moment; the files are written while later calls run. `finish_checkpoint`
+        must follow.
+        """
         self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
+        if self.trained_engine is not None:
+            snapshot = self.trained_engine.snapshot()
+            self.writing = self.writer.submit(self.trained_engine.write, snapshot, folder)
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def finish_checkpoint(self) -> None:
+        """Wait until the files are on disk; raises if they could not be written."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            writing.result()
 
     @role_method(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
@@ -227,12 +246,16 @@ class ActorRolloutRefWorker(EngineWorker):
 
 
 class TrainingWorker(EngineWorker):
-    """The critic. Subclass it to change its model, its values or its loss."""
+    """The critic, or the reward model, as its section of the config says.
 
-    def __init__(self, config: CriticConfig, role: str, run: RunContext) -> None:
+    Subclass it to change the critic's model, values or loss, or to score with a model of your own (`score`).
+    """
+
+    def __init__(self, config: CriticConfig | RewardModelConfig, role: str, run: RunContext) -> None:
         super().__init__(role, run)
         self.config = config
         self.engine: Engine | None = None
+        self.judged_text: JudgedText | None = None
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -240,10 +263,37 @@ class TrainingWorker(EngineWorker):
 
     @role_method(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        config = self.config
-        self.engine = self.build_engine(
-            config.strategy, config.model, kind="value", optim=config.optim, grad_clip=config.grad_clip
+        if isinstance(self.config, RewardModelConfig):
+            self.init_reward_model(self.config)
+        else:
+            config = self.config
+            self.engine = self.build_engine(
+                config.strategy, config.model, kind="value", optim=config.optim, grad_clip=config.grad_clip
+            )
+
+    def init_reward_model(self, config: RewardModelConfig) -> None:
+        """Read the model and its tokenizer."""
+        model = config.model
+        self.engine = self.build_engine(config.strategy, model, kind="sequence_classification")
+        policy, judge = (
+            load_tokenizer(path, trust_remote_code=model.trust_remote_code)
+            for path in (model.input_tokenizer, model.tokenizer_path or model.path)
         )
+        self.judged_text = JudgedText(policy, judge, config.max_length)
+
+    @role_method(Dispatch.DP_COMPUTE_PROTO)
+    def compute_rm_score(self, data: DataProto) -> DataProto:
+        """The model's score of each response, at its last token; an empty response gets none."""
+        mask = data.batch["response_mask"]
+        places = torch.arange(1, mask.shape[-1] + 1) * mask
+        is_last = (places == places.amax(dim=-1, keepdim=True)) & mask.bool()
+        scores = self.score(data).float()
+        return DataProto.from_dict(tensors={"rm_scores": torch.where(is_last, scores[:, None], 0.0)})
+
+    def score(self, data: DataProto) -> torch.Tensor:
+        """One number (batch,) for each response. `data` has the model inputs and the chats, as column `raw_prompt`."""
+        inputs = DataProto.from_tensordict(self.judged_text(data))
+        return self.engine.infer_batch(inputs, micro_batch_size=self.config.micro_batch_size_per_gpu)["scores"]
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:

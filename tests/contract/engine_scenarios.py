@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -274,8 +275,13 @@ def save_and_load(rank: Rank, folder: Path, reference: Path) -> None:
     rank.train(engine, steps=STEPS_BEFORE_SAVE)
     random_state = torch.get_rng_state()
     engine.save(folder / "saved")
+    snapshot = engine.snapshot()
     rank.seen["saved/at_save"] = full_weights(engine)
-    rank.train(engine, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        writing = thread.submit(engine.write, snapshot, folder / "written_beside_training")
+        rank.train(engine, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
+        writing.result()
+    engine.write(snapshot, folder / "written_after_training")
     rank.seen["saved/uninterrupted"] = full_weights(engine)
 
     def resume(source: Path, first: int) -> dict[str, Tensor]:

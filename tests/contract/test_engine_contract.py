@@ -272,6 +272,16 @@ def test_resumed_training_equals_uninterrupted_training_bit_for_bit(run: Run) ->
         assert scenarios.equal(seen["saved/uninterrupted"], seen["train/causal_lm/weights"])
 
 
+@pytest.mark.parametrize("name", ["written_beside_training", "written_after_training"])
+def test_a_snapshot_that_is_written_later_equals_a_save_at_its_time(run: Run, name: str) -> None:
+    saved, written = (
+        {path.name: path.read_bytes() for path in (run.folder / folder).iterdir()} for folder in ("saved", name)
+    )
+    assert {"model.safetensors", "optimizer.pt", "config.json"} <= saved.keys()
+    assert written == saved
+    assert not scenarios.equal(run["saved/at_save"], run["saved/uninterrupted"])
+
+
 def test_training_goes_on_from_the_reference_backends_state(run: Run, reference: Run) -> None:
     close(run["saved/resumed_from_reference"], reference["saved/uninterrupted"], 1e-5)
 

@@ -7,16 +7,18 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from paceline.errors import CheckpointError, ConfigError
+from paceline.config import ActorConfig
+from paceline.errors import CheckpointError, ConfigError, UnknownDataSourceError
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
+from paceline.trainer.ppo.groups import count_optimizer_steps
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
-from paceline.trainer.ppo.validation import _accuracy, _mean_at_n
 from tests.in_process import build_in_process, train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
@@ -54,19 +56,23 @@ class CrashError(Exception):
 
 def crash_in(trainer: RayPPOTrainer, method: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run until `method` is called in `step`."""
-    original = getattr(trainer, method)
+    *path, name = method.split(".")
+    owner = getattr(trainer, path[0]) if path else trainer
+    original = getattr(owner, name)
 
-    def crash(*args: Any) -> Any:
+    def crash(*args: Any, **kwargs: Any) -> Any:
         if trainer.global_step == step:
             raise CrashError
-        return original(*args)
+        return original(*args, **kwargs)
 
-    monkeypatch.setattr(trainer, method, crash)
+    monkeypatch.setattr(owner, name, crash)
     with pytest.raises(CrashError):
         trainer.fit()
 
 
-@pytest.mark.parametrize("method", ["validate", "save_checkpoint", "update_actor", "generate"])
+@pytest.mark.parametrize(
+    "method", ["validate", "checkpoints.begin", "checkpoints.finish", "close_step", "score", "update_actor", "generate"]
+)
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
     material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, step: int
@@ -139,14 +145,13 @@ def test_a_checkpoint_of_a_run_with_other_roles_is_refused(material: Path, whole
         train_in_process(config(material, tmp_path))
 
 
-def test_schedules_count_the_optimizer_steps_of_the_real_batches(material: Path, tmp_path: Path) -> None:
+def test_schedules_count_the_optimizer_steps_of_the_real_batches() -> None:
     """20 prompts in batches of 8 and mini-batches of 4: 2 + 2 + 1 optimizer steps in an epoch, times 2 passes."""
-    trainer = TaskRunner().build_trainer(
-        complete_config(as_omegaconf(config(material, tmp_path, trainer__critic_warmup=0))), InProcessWorkerGroup
-    )
-    actor = trainer.config.actor_rollout_ref.actor
-    assert trainer._count_optimizer_steps(actor, first_step=1) == 2 * 2 * (2 + 2 + 1)
-    assert trainer._count_optimizer_steps(actor, first_step=3) == 2 * 1 + 2 * (2 + 2 + 1)
+    actor = ActorConfig(ppo_mini_batch_size=4, ppo_epochs=2)
+    data = {"prompts": 20, "batch": 8, "last_step": 6}
+    assert count_optimizer_steps(actor, first_step=1, drop_last=False, **data) == 2 * 2 * (2 + 2 + 1)
+    assert count_optimizer_steps(actor, first_step=3, drop_last=False, **data) == 2 * 1 + 2 * (2 + 2 + 1)
+    assert count_optimizer_steps(actor, first_step=1, drop_last=True, **data) == 2 * 6 * 2
 
 
 def test_samples_of_training_responses_are_logged_with_their_scores(
@@ -213,31 +218,18 @@ def test_missing_roles_pools_and_rewards_are_all_reported(material: Path, tmp_pa
         assert part in text
 
 
-def test_rows_that_no_function_scores_are_skipped_and_counted_in_validation(material: Path, tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+@pytest.mark.parametrize("files", ["train", "val"])
+def test_an_unknown_source_in_training_or_validation_data_is_an_error_before_workers_start(
+    material: Path, tmp_path: Path, files: str
+) -> None:
     rows = pq.read_table(material / "test.parquet").to_pylist()
     for row in rows[:2]:
         row["data_source"] = "nobody/knows"
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mixed.parquet")
-    changes = {"data__val_files": str(tmp_path / "mixed.parquet"), "custom_reward_function__path": None}
-    train_in_process(config(material, tmp_path / "run", trainer__val_only=True, **changes))
-    (line,) = read_metrics(tmp_path / "run")
-    assert line["val-aux/skipped_rows"] == 2
-    assert {name for name in line if name.startswith("val-core/")} == {
-        "val-core/openai/gsm8k/reward/mean@1",
-        "val-core/openai/gsm8k/acc/mean@1",
-    }
-
-
-def test_a_response_that_could_not_be_graded_is_not_accurate_and_spoils_no_other() -> None:
-    info = {"acc": np.array([1.0, np.nan, np.nan]), "timeout": np.array([False, True, False])}
-    accuracy = _accuracy(info, 3)
-    np.testing.assert_array_equal(accuracy, [1.0, 0.0, np.nan])
-    assert np.isnan(_accuracy({}, 2)).all()
-    source, uid = np.array(["a", "a", "b"]), np.array(["0", "1", "2"])
-    assert _mean_at_n(source, uid, accuracy, "acc", 1) == {"val-core/a/acc/mean@1": 0.5}
+    changes = {f"data__{files}_files": str(tmp_path / "mixed.parquet"), "custom_reward_function__path": None}
+    with pytest.raises(UnknownDataSourceError, match=r"nobody/knows.*2 of 6 rows.*openai/gsm8k"):
+        train_in_process(config(material, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_run_folder_holds_the_complete_config(whole: Path) -> None:
@@ -247,3 +239,89 @@ def test_the_run_folder_holds_the_complete_config(whole: Path) -> None:
     assert saved.trainer.save_freq == 1
     assert saved.algorithm.gamma == 1.0
     assert json.loads((whole / "checkpoints" / "global_step_6" / "trainer.json").read_text())["global_step"] == 6
+
+
+def test_generations_of_training_and_validation_are_dumped(
+    material: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    changes = {
+        "trainer__total_training_steps": 2,
+        "trainer__rollout_data_dir": str(tmp_path / "rollouts"),
+        "trainer__validation_data_dir": str(tmp_path / "validation"),
+        "trainer__log_val_generations": 1,
+        "actor_rollout_ref__rollout__val_kwargs__n": 2,
+        "actor_rollout_ref__rollout__val_kwargs__do_sample": True,
+    }
+    train_in_process(config(material, tmp_path / "run", **changes))
+    rollouts = [json.loads(line) for line in (tmp_path / "rollouts" / "2.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 8
+    assert set(rollouts[0]) >= {"step", "prompt", "response", "score", "data_source", "ground_truth", "uid"}
+    mean = sum(row["score"] for row in rollouts) / 8
+    line = read_metrics(tmp_path / "run")[2]
+    assert line["critic/score/mean"] == pytest.approx(mean, rel=1e-5)
+    for step in (0, 2):
+        rows = [json.loads(text) for text in (tmp_path / "validation" / f"{step}.jsonl").read_text().splitlines()]
+        assert len(rows) == 12
+    best = [max(pair[0]["score"], pair[1]["score"]) for pair in zip(rows[::2], rows[1::2], strict=True)]
+    assert line["val-aux/openai/gsm8k/reward/best@2"] == pytest.approx(sum(best) / 6)
+
+
+def test_old_checkpoints_go_when_there_are_enough(material: Path, whole: Path, tmp_path: Path) -> None:
+    keep = {"trainer__max_actor_ckpt_to_keep": 2, "trainer__max_critic_ckpt_to_keep": 1}
+    train_in_process(config(material, tmp_path, **keep))
+    folders = sorted(folder.name for folder in (tmp_path / "checkpoints").glob("global_step_*"))
+    assert folders == ["global_step_5", "global_step_6"]
+    assert not (tmp_path / "checkpoints" / "global_step_5" / "critic").exists()
+    assert results(tmp_path) == results(whole)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(
+    material: Path, whole: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    train_in_process(config(material, tmp_path, trainer__total_training_steps=4))
+    weights = tmp_path / "checkpoints" / "global_step_4" / "actor" / "model.safetensors"
+    if damage == "missing":
+        weights.unlink()
+    else:
+        weights.write_bytes(weights.read_bytes()[:-100])
+    train_in_process(config(material, tmp_path))
+    assert "model.safetensors" in caplog.text
+    assert results(tmp_path) == results(whole)
+
+
+@pytest.mark.parametrize("overlap", ["none", "updates"])
+def test_less_overlap_gives_the_same_numbers(material: Path, whole: Path, tmp_path: Path, overlap: str) -> None:
+    train_in_process(config(material, tmp_path, trainer__overlap=overlap))
+    assert results(tmp_path) == results(whole)
+
+
+def test_groups_without_signal_are_replaced(material: Path, tmp_path: Path) -> None:
+    """The reward is 1 for every response to half of the prompts, so groups of those teach nothing."""
+    (tmp_path / "reward.py").write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    return 1.0 if extra_info['index'] % 2 else float(len(solution_str.encode()) + hash_of(solution_str))\n"
+        "def hash_of(text):\n"
+        "    return sum(map(ord, text)) / 1000\n"
+    )
+    changes = {
+        "algorithm__adv_estimator": "grpo",
+        "algorithm__use_kl_in_reward": False,
+        "algorithm__filter_groups__enable": True,
+        "actor_rollout_ref__rollout__n": 2,
+        "trainer__critic_warmup": 0,
+        "custom_reward_function__path": str(tmp_path / "reward.py"),
+        "trainer__rollout_data_dir": str(tmp_path / "rollouts"),
+        "trainer__total_training_steps": 3,
+    }
+    train_in_process(config(material, tmp_path / "run", **changes))
+    lines = read_metrics(tmp_path / "run")
+    for step, line in enumerate(lines[1:], start=1):
+        rows = [json.loads(text) for text in (tmp_path / "rollouts" / f"{step}.jsonl").read_text().splitlines()]
+        by_group: dict[str, set[float]] = {}
+        for row in rows:
+            by_group.setdefault(row["uid"], set()).add(row["score"])
+        assert all(len(scores) == 2 for scores in by_group.values())
+        assert len(rows) in (16, 8)  # the last batch of an epoch has 4 prompts
+        assert line["training/gen_batches"] > 1

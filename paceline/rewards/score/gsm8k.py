@@ -61,7 +61,7 @@ def compute_score(
 def compute_scores(
     solutions: Sequence[str], ground_truths: Sequence[Any], extra_infos: Sequence[Any]
 ) -> list[dict[str, Any] | Exception]:
-    """Strict scores of many responses, each with `acc` and `extracted`."""
+    """Strict scores of many responses, each with `acc`, `extracted` and `pred`, the number that was read or ""."""
     results: list[dict[str, Any] | Exception] = []
     for solution, ground_truth in zip(solutions, ground_truths, strict=True):
         try:
@@ -71,7 +71,8 @@ def compute_scores(
             continue
         found = extract_number(solution)
         right = float(found == expected)
-        results.append({"score": right, "acc": right, "extracted": found is not None})
+        pred = "" if found is None else str(found)
+        results.append({"score": right, "acc": right, "extracted": found is not None, "pred": pred})
     return results
 
 

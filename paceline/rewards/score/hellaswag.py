@@ -50,7 +50,7 @@ def compute_score(solution_str: str, ground_truth: str, extra_info: dict[str, An
 def compute_scores(
     solutions: Sequence[str], ground_truths: Sequence[Any], extra_infos: Sequence[Any]
 ) -> list[dict[str, Any] | Exception]:
-    """Scores of many responses, each with `acc` and `extracted`."""
+    """Scores of many responses, each with `acc`, `extracted` and `pred`, the letter that was read or ""."""
     results: list[dict[str, Any] | Exception] = []
     for solution, ground_truth, extra_info in zip(solutions, ground_truths, extra_infos, strict=True):
         try:
@@ -61,7 +61,7 @@ def compute_scores(
             continue
         found = extract_letter(solution, endings)
         right = float(found == expected)
-        results.append({"score": right, "acc": right, "extracted": found is not None})
+        results.append({"score": right, "acc": right, "extracted": found is not None, "pred": found or ""})
     return results
 
 

@@ -54,7 +54,8 @@ def compute_scores(
     extra_infos: Sequence[Any],
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> list[dict[str, Any] | Exception]:
-    """Scores of many responses, each with `acc`, `extracted` and `timeout`; the hard ones on all cores.
+    """Scores of many responses, each with `acc`, `extracted`, `timeout` and `pred`, the answer that was read in its
+    normal form or ""; the hard ones on all cores.
 
     An exception in the list is a failure of the grader at that response.
     """
@@ -67,18 +68,19 @@ def compute_scores(
         right = False if answer is None else _decided(gold, answer)
         if answer and right is None:
             pairs[row] = (gold, answer)
-        results.append(_result(bool(right), extracted=bool(answer or right)))
+        results.append(_result(bool(right), answer, extracted=bool(answer or right)))
     verdicts = shared_grader().grade(list(pairs.values()), deadline_seconds)
     for row, verdict in zip(pairs, verdicts, strict=True):
         if isinstance(verdict, str):
             results[row] = ArithmeticError(f"comparing {pairs[row][1]!r} with {pairs[row][0]!r}: {verdict}")
         else:
-            results[row] = _result(bool(verdict), timeout=verdict is None)
+            results[row] = _result(bool(verdict), pairs[row][1], timeout=verdict is None)
     return results
 
 
-def _result(right: bool, extracted: bool = True, timeout: bool = False) -> dict[str, Any]:
-    return {"score": float(right), "acc": float(right), "extracted": extracted, "timeout": timeout}
+def _result(right: bool, answer: str | None, extracted: bool = True, timeout: bool = False) -> dict[str, Any]:
+    pred = normalise(answer) if answer else ""
+    return {"score": float(right), "acc": float(right), "extracted": extracted, "timeout": timeout, "pred": pred}
 
 
 def _decided(gold: str, answer: str) -> bool | None:

@@ -2,10 +2,11 @@
 
 from paceline.single_controller.ray.colocate import create_colocated_worker_cls
 from paceline.single_controller.ray.group import RayClassWithInitArgs, RayWorkerGroup
-from paceline.single_controller.ray.pool import RayResourcePool
+from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 from paceline.single_controller.ray.watch import drain_call_records
 
 __all__ = [
+    "ProcessPool",
     "RayClassWithInitArgs",
     "RayResourcePool",
     "RayWorkerGroup",

@@ -14,7 +14,7 @@ from ray.actor import ActorClass
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.base import MeshRank, RankCall, WorkerGroup, call_tag
 from paceline.single_controller.base.dispatch import CollectFn, as_list
-from paceline.single_controller.ray.pool import RayResourcePool
+from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 from paceline.single_controller.ray.processes import WorkerProcesses
 from paceline.single_controller.ray.shell import Call, FromValues, RoleSpec
 from paceline.single_controller.ray.watch import PendingCall, drain_call_records, watch
@@ -49,17 +49,19 @@ class RayWorkerGroup(WorkerGroup):
 
     Calls on the processes of one pool run in the order in which they are issued, calls on different pools at the same
     time. `name_prefix` is the role's name in errors and records; the class's name if it is left out. A group of
-    colocated classes has no methods of its own: `spawn` gives one group per role.
+    colocated classes has no methods of its own: `spawn` gives one group per role. With `wait=False` the processes start
+    on their own, so that several groups start at the same time; `construct_workers` must be called before any method.
     """
 
     def __init__(
         self,
-        resource_pool: RayResourcePool,
+        resource_pool: RayResourcePool | ProcessPool,
         ray_cls_with_init: RayClassWithInitArgs,
         name_prefix: str | None = None,
         *,
         heartbeat_timeout_seconds: float = 120.0,
         ready_timeout_seconds: float = 10.0,
+        wait: bool = True,
     ) -> None:
         self._colocated = isinstance(ray_cls_with_init, ColocatedClasses)
         if isinstance(ray_cls_with_init, ColocatedClasses):
@@ -77,6 +79,12 @@ class RayWorkerGroup(WorkerGroup):
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
             ready_timeout_seconds=ready_timeout_seconds,
         )
+        if wait:
+            self.construct_workers()
+
+    def construct_workers(self) -> None:
+        """Wait for the processes, and construct the workers in them."""
+        self._workers.construct_workers()
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, RayWorkerGroup]:
         """One group per role of `prefix_set`, all on these same processes."""

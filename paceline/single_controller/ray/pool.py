@@ -240,3 +240,24 @@ class RayResourcePool:
         pool = copy.copy(self)
         pool.name, pool._slots = name, list(slots)
         return pool
+
+
+class ProcessPool:
+    """Processes that take no device and no CPU of Ray's, wherever there is room: for work that mostly waits."""
+
+    device_name = "cpu"
+
+    def __init__(self, num_processes: int, name: str, *, threads_per_worker: int = 1) -> None:
+        if num_processes < 1:
+            raise ValueError(f"pool {name!r} needs at least one process; got {num_processes}.")
+        self.name = name
+        self.world_size = num_processes
+        self.threads_per_worker = threads_per_worker
+
+    def acquire(self, owner: str, timeout_seconds: float) -> list[dict[str, Any]]:
+        """The Ray options of each actor; there is nothing to wait for."""
+        del owner, timeout_seconds
+        return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * self.world_size
+
+    def release(self) -> None:
+        """Nothing was reserved."""

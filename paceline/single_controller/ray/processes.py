@@ -12,7 +12,7 @@ from ray.experimental.internal_kv import _internal_kv_del
 
 from paceline.errors import WorkerError
 from paceline.single_controller.base.worker import WorkerContext
-from paceline.single_controller.ray.pool import RayResourcePool
+from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 from paceline.single_controller.ray.shell import HEARTBEAT_NAMESPACE, Location, RoleSpec, WorkerShell
 from paceline.single_controller.ray.watch import PendingCall, Process, watch
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerProcesses:
-    """One process per device of the pool, each with a worker of every role."""
+    """One process per device of the pool, each with a worker of every role once `construct_workers` was called."""
 
     def __init__(
         self,
-        pool: RayResourcePool,
+        pool: RayResourcePool | ProcessPool,
         roles: dict[str, RoleSpec],
         *,
         heartbeat_timeout_seconds: float,
@@ -32,6 +32,7 @@ class WorkerProcesses:
     ) -> None:
         self.pool = pool
         self.title = "+".join(roles)
+        self.roles = roles
         self.processes: list[Process] = []
         self._heartbeat_prefix = uuid.uuid4().hex
         self._alive = True
@@ -43,16 +44,23 @@ class WorkerProcesses:
                 key = f"{self._heartbeat_prefix}/{rank}"
                 actor = ray.remote(WorkerShell).options(**actor_options).remote(self.title, rank, key)
                 self.processes.append(Process(actor, rank, key, heartbeat_timeout_seconds))
-            self._construct_workers(roles)
         except BaseException:
             self.shutdown()
             raise
-        logger.info("%s: %d workers on pool %s", self.title, len(self.processes), pool.name)
 
-    def _construct_workers(self, roles: dict[str, RoleSpec]) -> None:
+    def construct_workers(self) -> None:
+        """Wait for the processes and construct the worker of every role in each; at a failure all of them end."""
+        try:
+            self._construct_workers()
+        except BaseException:
+            self.shutdown()
+            raise
+        logger.info("%s: %d workers on pool %s", self.title, len(self.processes), self.pool.name)
+
+    def _construct_workers(self) -> None:
         locations: list[Location] = self._ask("locate", [()] * len(self.processes))
         nodes = [location.node_id for location in locations]
-        specs = ray.put(roles)
+        specs = ray.put(self.roles)
         arguments = []
         for process, location in zip(self.processes, locations, strict=True):
             process.location = location

@@ -1,94 +1,213 @@
 """Checkpoints of a run: complete or absent, never half.
 
     <run>/checkpoints/
-      global_step_20/           actor/  critic/  trainer.json
-      latest_checkpointed_iteration.txt      the step of the newest complete one
+      global_step_20/           actor/  critic/  trainer.json  manifest.json
+      global_step_10/           critic/  trainer.pruned.json          one that lost a part: not to be resumed from
+      latest_checkpointed_iteration.txt                               the step of the newest complete one
 
 A checkpoint is written under a temporary name and renamed when all of it is on disk; the pointer moves last. A
-run that is killed at any instant finds the one before.
+run that is killed at any instant finds the one before. The manifest holds size and sha256 of every file, so that a
+file which was lost or changed later is noticed before anything is loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError
-from paceline.report.files import keep_old
+from paceline.report.files import keep_old, sync, write_atomically
+
+logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
 STATE = "trainer.json"
+"""There as long as the checkpoint can be resumed from."""
+PRUNED_STATE = "trainer.pruned.json"
+MANIFEST = "manifest.json"
+
+_NAME = re.compile(r"global_step_(\d+)")
+_START_ANEW = (
+    "Set trainer.resume_mode=resume_path and trainer.resume_from_path to a complete checkpoint, or "
+    "trainer.resume_mode=disable to start anew."
+)
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _sync_tree(folder: Path) -> None:
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            _sync(Path(parent) / name)
-        _sync(Path(parent))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file so that a reader sees the old text or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text)
-    _sync(temporary)
-    temporary.replace(path)
-    _sync(path.parent)
+# ------------------------------------------------------------------------------------------------------- saving
 
 
 @contextmanager
 def new_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Iterator[Path]:
     """A folder to save roles into; it becomes the latest checkpoint when the block ends without an error."""
-    temporary = checkpoints / f".global_step_{step}.tmp"
-    final = checkpoints / f"global_step_{step}"
-    for abandoned in checkpoints.glob(".global_step_*.tmp"):
-        shutil.rmtree(abandoned, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = begin_checkpoint(checkpoints, step)
     yield temporary
+    complete_checkpoint(temporary, state)
+
+
+def begin_checkpoint(checkpoints: Path, step: int) -> Path:
+    """An empty folder to save roles into, under a temporary name. One at a time: it removes what others abandoned."""
+    _remove_abandoned(checkpoints, ".global_step_*.tmp")
+    temporary = checkpoints / f".global_step_{step}.tmp"
+    temporary.mkdir(parents=True)
+    return temporary
+
+
+def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
+    """Make the folder that `begin_checkpoint` gave, with all roles in it, the latest checkpoint; gives its name."""
+    checkpoints = temporary.parent
+    final = checkpoints / temporary.name.removeprefix(".").removesuffix(".tmp")
     (temporary / STATE).write_text(json.dumps(state, indent=2))
+    (temporary / MANIFEST).write_text(json.dumps({"files": _describe_files(temporary)}, indent=2))
     _sync_tree(temporary)
-    replaced = _replaced(final)
+    replaced = final.with_name(f".{final.name}.old")
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
         final.rename(replaced)
     temporary.rename(final)
-    _sync(checkpoints)
-    write_atomically(checkpoints / LATEST, f"{step}\n")
+    sync(checkpoints)
+    _point_to(checkpoints, _step_in_name(final))
     shutil.rmtree(replaced, ignore_errors=True)
+    return final
 
 
-def _replaced(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.old")
+def _remove_abandoned(checkpoints: Path, pattern: str) -> None:
+    """What a killed run was about to write or to delete."""
+    for folder in checkpoints.glob(pattern):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sync_tree(folder: Path) -> None:
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            sync(Path(parent) / name)
+        sync(Path(parent))
+
+
+def _point_to(checkpoints: Path, step: int) -> None:
+    write_atomically(checkpoints / LATEST, f"{step}\n".encode())
+
+
+# ------------------------------------------------------------------------------------------------- verification
+
+
+def verify_checkpoint(folder: Path, *, hashes: bool = True) -> list[str]:
+    """What is wrong with a checkpoint, a sentence for each file; nothing if it is as it was written.
+
+    Without `hashes` a file of the right size counts as unchanged: quick for any size. With them every byte is read,
+    about a second per GB and core.
+    """
+    if (folder / PRUNED_STATE).exists():
+        return [f"{folder.name} was pruned and can't be resumed from: actor or critic are gone"]
+    try:
+        wanted: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
+    except FileNotFoundError:
+        return [f"{folder.name} has no {MANIFEST}"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{folder.name}/{MANIFEST} can't be read ({error!r})"]
+    problems = []
+    for name, file in wanted.items():
+        path = folder / name
+        if not path.is_file():
+            problems.append(f"{folder.name}/{name} is missing")
+        elif path.stat().st_size != file["size"]:
+            problems.append(f"{folder.name}/{name} has {path.stat().st_size} bytes instead of {file['size']}")
+    if hashes and not problems:
+        digests = _digests([folder / name for name in wanted])
+        problems = [
+            f"{folder.name}/{name} was changed: its sha256 is not the one it was written with"
+            for (name, file), digest in zip(wanted.items(), digests, strict=True)
+            if digest != file["sha256"]
+        ]
+    return problems
+
+
+def require_intact(folder: Path) -> None:
+    """Raise a CheckpointError that names what is wrong with a checkpoint; one without a manifest is an older one."""
+    problems = _problems(folder, hashes=True)
+    if problems:
+        raise CheckpointError(f"{folder} can't be resumed from: {'; '.join(problems)}. {_START_ANEW}")
+
+
+def _problems(folder: Path, *, hashes: bool) -> list[str]:
+    """As `verify_checkpoint`, but a checkpoint of a version that wrote no manifest is whole if it has its state."""
+    if (folder / STATE).exists() and not (folder / MANIFEST).exists():
+        return []
+    return verify_checkpoint(folder, hashes=hashes)
+
+
+def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {
+        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
+        for path, digest in zip(paths, _digests(paths), strict=True)
+    }
+
+
+def _digests(paths: list[Path]) -> list[str]:
+    """sha256 of each file, several at a time: hashing leaves the interpreter's lock to others."""
+
+    def digest(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        return list(threads.map(digest, paths))
+
+
+# ------------------------------------------------------------------------------------------------------- finding
 
 
 def latest_checkpoint(checkpoints: Path) -> Path | None:
-    """The newest complete checkpoint of a run, or None."""
+    """The newest complete checkpoint of a run, or None if it never saved one.
+
+    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError.
+    """
+    _finish_interrupted_replacements(checkpoints)
+    damage: list[str] = []
+    for folder in _newest_first(checkpoints):
+        if (folder / PRUNED_STATE).exists():
+            continue
+        problems = _problems(folder, hashes=True)
+        if not problems:
+            return folder
+        logger.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
+        damage += problems
     pointer = checkpoints / LATEST
-    if not pointer.exists():
-        return None
-    folder = checkpoints / f"global_step_{pointer.read_text().strip()}"
-    replaced = _replaced(folder)
-    if replaced.exists() and not folder.exists():  # killed between the two renames of a step that was saved again
-        replaced.rename(folder)
-    if not (folder / STATE).exists():
-        raise CheckpointError(
-            f"{pointer} names {folder.name}, which is missing or incomplete. Set trainer.resume_mode=resume_path and "
-            f"trainer.resume_from_path to a complete checkpoint, or trainer.resume_mode=disable to start anew."
-        )
-    return folder
+    if pointer.exists() and not damage:
+        damage = [f"{LATEST} names step {pointer.read_text().strip()}, which is not there"]
+    if damage:
+        raise CheckpointError(f"{checkpoints} has no complete checkpoint: {'; '.join(damage)}. {_START_ANEW}")
+    return None
+
+
+def _newest_first(checkpoints: Path) -> list[Path]:
+    folders = [folder for folder in checkpoints.glob("global_step_*") if _NAME.fullmatch(folder.name)]
+    return sorted(folders, key=_step_in_name, reverse=True)
+
+
+def _step_in_name(folder: Path) -> int:
+    match = _NAME.fullmatch(folder.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _finish_interrupted_replacements(checkpoints: Path) -> None:
+    """A step that was saved again is for a moment only there under its old content's hidden name."""
+    for replaced in checkpoints.glob(".global_step_*.old"):
+        folder = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".old"))
+        if folder.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            replaced.rename(folder)
 
 
 def read_state(folder: Path) -> dict[str, Any]:
@@ -102,12 +221,53 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def rewind(checkpoints: Path, folder: Path) -> None:
     """Make `folder` the latest checkpoint of its run, and set those of the branch that is left aside."""
-    step = _step_of(folder)
-    for other in checkpoints.glob("global_step_*"):
-        if other.suffix == "" and _step_of(other) > step:
+    step = int(read_state(folder)["global_step"])
+    for other in _newest_first(checkpoints):
+        if _step_in_name(other) >= step and other.resolve() != folder.resolve():
             keep_old(other)
-    write_atomically(checkpoints / LATEST, f"{step}\n")
+    _point_to(checkpoints, step)
 
 
-def _step_of(folder: Path) -> int:
-    return int(read_state(folder)["global_step"]) if (folder / STATE).exists() else -1
+# ------------------------------------------------------------------------------------------------------- pruning
+
+
+def prune_checkpoints(checkpoints: Path, keep_actor: int | None, keep_critic: int | None) -> None:
+    """Delete the actor's (critic's) part of all but the newest so many checkpoints that have one; None keeps all.
+
+    A checkpoint with neither left goes as a whole. The newest complete one is never touched, nor are damaged ones,
+    which count for nothing. Whatever is deleted first loses the name by which it would be found, oldest first: a kill
+    leaves nothing that looks complete and is not.
+    """
+    _remove_abandoned(checkpoints, ".global_step_*.pruned")
+    _remove_abandoned(checkpoints, "global_step_*/.*.pruned")
+    folders = [folder for folder in _newest_first(checkpoints) if _is_pruned_or_intact(folder)]
+    while folders and not (folders[0] / STATE).exists():
+        folders.pop(0)
+    doomed: dict[Path, list[str]] = {folder: [] for folder in reversed(folders)}
+    for part, keep in (("actor", keep_actor), ("critic", keep_critic)):
+        holders = [folder for folder in folders if (folder / part).is_dir()]
+        for folder in [] if keep is None else holders[max(keep, 1) :]:
+            doomed[folder].append(part)
+    for folder, parts in doomed.items():
+        if folder == folders[0] or not parts:
+            continue
+        if all(part in parts for part in ("actor", "critic") if (folder / part).is_dir()):
+            _delete(folder)
+            continue
+        if (folder / STATE).exists():
+            (folder / STATE).rename(folder / PRUNED_STATE)
+            sync(folder)
+        for part in parts:
+            _delete(folder / part)
+
+
+def _is_pruned_or_intact(folder: Path) -> bool:
+    return (folder / PRUNED_STATE).exists() or not _problems(folder, hashes=False)
+
+
+def _delete(folder: Path) -> None:
+    hidden = folder.with_name(f".{folder.name}.pruned")
+    folder.rename(hidden)
+    sync(folder.parent)
+    shutil.rmtree(hidden)
+    logger.info("deleted %s: trainer.max_actor_ckpt_to_keep, trainer.max_critic_ckpt_to_keep", folder)

@@ -58,12 +58,16 @@ def compute_advantage(
     lam: float = 1.0,
     norm_adv_by_std_in_grpo: bool = True,
 ) -> DataProto:
-    """Add `advantages` and `returns` by the registered estimator."""
+    """Add `advantages` and `returns` by the registered estimator.
+
+    `values`, `reward_baselines` (scores of greedy responses) and `uid` go to the estimator where the data has them.
+    """
     advantages, returns = get_adv_estimator(adv_estimator)(
         token_level_rewards=data.batch["token_level_rewards"],
         response_mask=data.batch["response_mask"],
         values=data.batch.get("values", None),
         index=data.non_tensor_batch.get("uid"),
+        reward_baselines=data.batch.get("reward_baselines", None),
         gamma=gamma,
         lam=lam,
         norm_by_std=norm_adv_by_std_in_grpo,
@@ -76,6 +80,23 @@ def num_mini_batches(num_rows: int, rows_per_mini_batch: int) -> int:
     return -(-num_rows // rows_per_mini_batch)
 
 
+def balanced_order(lengths: np.ndarray, sizes: list[int]) -> np.ndarray:
+    """Row numbers such that consecutive shards of these sizes have about the same sum of lengths.
+
+    The longest row that is left goes to the shard with the least so far; in a shard rows keep their order.
+
+    >>> balanced_order(np.array([9, 8, 1, 2]), [2, 2])
+    array([0, 2, 1, 3])
+    """
+    shards: list[list[int]] = [[] for _ in sizes]
+    load = np.zeros(len(sizes))
+    for row in np.argsort(-lengths, kind="stable"):
+        shard = min((i for i, size in enumerate(sizes) if len(shards[i]) < size), key=lambda i: load[i])
+        shards[shard].append(int(row))
+        load[shard] += lengths[row]
+    return np.array([row for shard in shards for row in sorted(shard)], dtype=int)
+
+
 def deal_mini_batches(
     data: DataProto,
     *,
@@ -83,6 +104,7 @@ def deal_mini_batches(
     num_shards: int,
     epochs: int = 1,
     shuffle_seed: list[int] | None = None,
+    balance: bool = False,
 ) -> DataProto:
     """Order the rows so that an even cut into `num_shards` gives each shard its part of every mini-batch.
 
@@ -90,6 +112,7 @@ def deal_mini_batches(
     any update. A mini-batch that does not divide is filled up with rows whose response_mask is zero: they weigh
     nothing, and the counts in `meta_info["mini_batches"]` leave them out. With a seed each epoch deals anew; then the
     rows of all epochs are laid out one after another, else one layout is passed over `meta_info["passes"]` times.
+    With `balance` the rows inside a mini-batch change places so that all shards have about as many tokens.
 
     With rows 0..5, mini-batches of 4 and 2 shards: mini-batch 0 is (0 1 2 3) and 1 is (4 5); shard 0 gets 0 1 4,
     shard 1 gets 2 3 5.
@@ -100,12 +123,17 @@ def deal_mini_batches(
         generator = np.random.default_rng(shuffle_seed)
         orders = [generator.permutation(num_rows) for _ in range(epochs)]
     tokens_per_row = data.batch["response_mask"].sum(dim=-1).numpy()
+    lengths = data.batch["attention_mask"].sum(dim=-1).numpy() if balance else tokens_per_row
     shards: list[list[np.ndarray]] = [[] for _ in range(num_shards)]
     mini_batches = []
     for order in orders:
         for start in range(0, num_rows, rows_per_mini_batch):
             rows = order[start : start + rows_per_mini_batch]
             rows_per_shard = -(-len(rows) // num_shards)
+            if balance and num_shards > 1:
+                full, rest = divmod(len(rows), rows_per_shard)
+                sizes = [rows_per_shard] * full + ([rest] if rest else [])
+                rows = rows[balanced_order(lengths[rows], sizes)]
             padded = np.concatenate([rows, np.full(rows_per_shard * num_shards - len(rows), -1)])
             for shard, part in zip(shards, padded.reshape(num_shards, rows_per_shard), strict=True):
                 shard.append(part)

@@ -23,16 +23,22 @@ def uses_reference(cfg: PPOConfig) -> bool:
     return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
+def uses_reward_model(cfg: PPOConfig) -> bool:
+    """Whether a reward model scores."""
+    return cfg.reward_model.enable
+
+
 def plan_pools(cfg: PPOConfig) -> Pools:
     """Devices per node of each pool that has a role; see `idle_devices` for what split placement then leaves over."""
     pools = device_pools(cfg.trainer)
-    if not uses_critic(cfg):
+    if not (uses_critic(cfg) or uses_reward_model(cfg)):
         pools.pop(CRITIC_POOL, None)
     return pools
 
 
 def idle_devices(cfg: PPOConfig) -> int:
-    """Devices of critic_pool in split placement without a critic: the only ones that a plan leaves without a role."""
+    """Devices of critic_pool in split placement without critic and reward model: the only ones that a plan leaves
+    without a role."""
     return sum(map(sum, device_pools(cfg.trainer).values())) - sum(map(sum, plan_pools(cfg).values()))
 
 
@@ -47,8 +53,11 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
     roles = {"ActorRollout": actor_pool}
     if uses_reference(cfg):
         roles["RefPolicy"] = actor_pool
+    critic_pool = CRITIC_POOL if split else GLOBAL_POOL
     if uses_critic(cfg):
-        roles["Critic"] = CRITIC_POOL if split else GLOBAL_POOL
+        roles["Critic"] = critic_pool
+    if uses_reward_model(cfg):
+        roles["RewardModel"] = critic_pool
     return roles
 
 
@@ -164,7 +173,12 @@ def placement_picture(cfg: PPOConfig) -> str:
     | actor, rollout         | critic      |
     +------------------------+-------------+
     """
-    words = {"ActorRollout": "actor, rollout", "RefPolicy": "reference", "Critic": "critic"}
+    words = {
+        "ActorRollout": "actor, rollout",
+        "RefPolicy": "reference",
+        "Critic": "critic",
+        "RewardModel": "reward model",
+    }
     roles: dict[str, list[str]] = {}
     for role, pool in role_to_pool(cfg).items():
         roles.setdefault(pool, []).append(words[role])

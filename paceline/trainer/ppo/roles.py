@@ -36,6 +36,23 @@ class Role(Enum):
     ActorRolloutRef = 6
 
 
+_NAMES = {
+    Role.ActorRollout: "actor_rollout",
+    Role.ActorRolloutRef: "actor_rollout_ref",
+    Role.RefPolicy: "ref",
+    Role.RewardModel: "rm",
+}
+
+
+def role_name(role: Enum) -> str:
+    """How a role is called in errors, timelines and worker groups.
+
+    >>> role_name(Role.RefPolicy)
+    'ref'
+    """
+    return _NAMES.get(role, role.name.lower())  # type: ignore[call-overload]
+
+
 @dataclass
 class ResourcePoolManager:
     """Pools by name (devices per node), and the pool of each role.

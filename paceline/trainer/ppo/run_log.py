@@ -7,14 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import PPOConfig
 from paceline.config.load import to_dict
 from paceline.protocol import DataProto
-from paceline.report.metrics import data_metrics, throughput_metrics, timing_metrics
+from paceline.report.dumps import dump_generations, generation_rows
+from paceline.report.metrics import data_metrics, idle_metrics, throughput_metrics, timing_metrics
 from paceline.report.timeline import TimelineWriter
 from paceline.report.timing import Timer
 from paceline.report.trackers import Tracking
@@ -28,20 +31,19 @@ PHASE_NAMES = {
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
     "compute_values": "values",
+    "compute_rm_score": "rm",
+    "compute_reward": "reward",
     "update_actor": "update_actor",
     "update_critic": "update_critic",
 }
 
 
-def phase_seconds(records: list[CallRecord]) -> dict[str, float]:
-    """Seconds of each remote phase: from the first rank's start to the last rank's end, validation left out."""
+def phase_seconds(records: list[CallRecord], step: int) -> dict[str, float]:
+    """Seconds of each remote phase of a step, validation left out: from the first rank's start to the last's end."""
     seconds = {}
+    own = [record for record in records if record.tag.get("step") == step and "validation" not in record.tag]
     for method, phase in PHASE_NAMES.items():
-        spans = [
-            (record.start, record.end)
-            for record in records
-            if record.method == method and "validation" not in record.tag
-        ]
+        spans = [(record.start, record.end) for record in own if record.method == method]
         if spans:
             seconds[phase] = max(end for _, end in spans) - min(start for start, _ in spans)
     return seconds
@@ -58,6 +60,7 @@ class RunLog:
         resume_step: int | None,
         step: int,
         total_steps: int,
+        pools: list[str],
         drain_call_records: Callable[[], list[CallRecord]],
     ) -> None:
         trainer = config.trainer
@@ -70,10 +73,14 @@ class RunLog:
             trainer.experiment_name,
             resume_step=resume_step,
             total_steps=total_steps,
+            config=to_dict(config),
         )
+        self._config = config
         self.timeline = TimelineWriter(run_dir / "timeline.json")
         self._drain_call_records = drain_call_records
-        self.num_samples = trainer.log_train_samples
+        self._records: list[CallRecord] = []
+        self._pools = pools
+        self._started: dict[int, float] = {}
         self._clear()
         self.begin_step(step)
 
@@ -81,11 +88,12 @@ class RunLog:
         """Calls issued from now on carry this step in their records."""
         call_tag.set({"step": step})
         self.step = step
-        self.started = time.time()
+        self._started[step] = time.time()
 
     def _clear(self) -> None:
         self.metrics: dict[str, float] = {}
         self.timer = Timer()
+        self.score_info: dict[str, np.ndarray] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -98,12 +106,27 @@ class RunLog:
     @contextmanager
     def validating(self) -> Iterator[None]:
         """Calls issued inside belong to validation, not to the step's own phases."""
+        trainer = self._config.trainer
+        self._validated: list[dict[str, Any]] = []
         token = call_tag.set({"step": self.step, "validation": True})
         try:
             with self.phase("testing"):
                 yield
         finally:
             call_tag.reset(token)
+        if trainer.validation_data_dir:
+            dump_generations(trainer.validation_data_dir, self.step, self._validated)
+        self.tracking.show_generations(self._validated, self.step, trainer.log_val_generations)
+
+    def add_validated(self, batch: DataProto, info: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerBase) -> None:
+        """Responses of a validation, for files and trackers if they want them."""
+        if self._config.trainer.validation_data_dir or self._config.trainer.log_val_generations:
+            self._validated += self._rows(self.step, batch, info, tokenizer)
+
+    def _rows(
+        self, step: int, batch: DataProto, info: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerBase
+    ) -> list[dict[str, Any]]:
+        return generation_rows(batch, tokenizer, step=step, info=info, reward_fn_key=self._config.data.reward_fn_key)
 
     def write_validation(self) -> None:
         """The line of a validation outside of any step."""
@@ -111,16 +134,31 @@ class RunLog:
         self.tracking.log(self.metrics, step=self.step)
         self._clear()
 
+    def add_scores(self, info: dict[str, np.ndarray], metrics: dict[str, float]) -> None:
+        """What graders said of the responses of this step."""
+        self.score_info = info
+        self.metrics |= metrics
+
     def write_step(
-        self, batch: DataProto, *, tokenizer: PreTrainedTokenizerBase, use_critic: bool, devices: int
+        self, step: int, batch: DataProto, *, tokenizer: PreTrainedTokenizerBase, use_critic: bool, devices: int
     ) -> None:
-        """The line of a finished step. What is timed after it, such as saving, counts for the next."""
-        seconds = self.timer.seconds | phase_seconds(self._collect_records()) | {"step": time.time() - self.started}
+        """The line of a finished step; the next one may have begun, and ended this one's time by that.
+
+        What is timed later, such as a checkpoint behind the next rollout, counts for the next.
+        """
+        self._collect_records()
+        start, end = self._started.pop(step), self._started.get(step + 1, time.time())
+        seconds = self.timer.seconds | phase_seconds(self._records, step) | {"step": end - start}
         self.metrics |= data_metrics(batch, use_critic=use_critic)
         self.metrics |= timing_metrics(batch, seconds)
         self.metrics |= throughput_metrics(batch, seconds["step"], devices)
-        self._show_samples(batch, tokenizer)
-        self.tracking.log(self.metrics, step=self.step)
+        self.metrics |= idle_metrics(self._records, self._pools, start, end)
+        self._records = [record for record in self._records if record.end > end]
+        self._show_samples(step, batch, tokenizer)
+        if self._config.trainer.rollout_data_dir:
+            rows = self._rows(step, batch, self.score_info, tokenizer)
+            dump_generations(self._config.trainer.rollout_data_dir, step, rows)
+        self.tracking.log(self.metrics, step=step)
         self._clear()
 
     def close(self) -> None:
@@ -133,22 +171,22 @@ class RunLog:
         self.timeline.close()
         self.tracking.close()
 
-    def _collect_records(self) -> list[CallRecord]:
+    def _collect_records(self) -> None:
         records = self._drain_call_records()
         self.timeline.add(records)
         self.timeline.flush()
-        return records
+        self._records += records
 
-    def _show_samples(self, batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> None:
+    def _show_samples(self, step: int, batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> None:
         """Show what is rewarded: reward hacking must be visible."""
         scores = batch.batch["token_level_scores"].sum(dim=-1)
         lengths = batch.batch["response_mask"].sum(dim=-1)
         prompt_width = batch.batch["prompts"].shape[-1]
-        for row in range(min(self.num_samples, len(batch))):
+        for row in range(min(self._config.trainer.log_train_samples, len(batch))):
             valid = batch.batch["attention_mask"][row, :prompt_width].bool()
             logger.info(
                 "step %d sample: prompt %r response %r score %.3f",
-                self.step,
+                step,
                 tokenizer.decode(batch.batch["prompts"][row][valid]),
                 tokenizer.decode(batch.batch["responses"][row][: int(lengths[row])]),
                 scores[row].item(),

@@ -8,6 +8,8 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from paceline.algorithms.aggregation import LossNormaliser
+
 QUICK = settings(max_examples=50, deadline=None, derandomize=True)
 
 COLUMNS = (
@@ -32,6 +34,9 @@ class Batch:
 
     def __getitem__(self, column: str) -> torch.Tensor:
         return self.columns[column]
+
+    def with_columns(self, **columns: torch.Tensor) -> Batch:
+        return Batch(self.mask, {**self.columns, **columns}, self.groups)
 
     def rows(self, order: list[int]) -> Batch:
         columns = {name: column[order] for name, column in self.columns.items()}
@@ -69,6 +74,16 @@ def batches(draw: st.DrawFn, min_rows: int = 1) -> Batch:
     numbers = torch.randn(len(COLUMNS), num_rows, width, dtype=torch.float64, generator=generator)
     groups = draw(st.text("abc", min_size=num_rows, max_size=num_rows))
     return Batch(mask, dict(zip(COLUMNS, numbers.unbind(), strict=True)), list(groups))
+
+
+def normaliser_of(mask: torch.Tensor) -> LossNormaliser:
+    """The normaliser of a whole mini-batch with this mask."""
+    return LossNormaliser(float(mask.bool().sum()), float(mask.bool().any(dim=-1).sum()), mask.shape[-1])
+
+
+def sum_all(loss_mat: torch.Tensor) -> torch.Tensor:
+    """The simplest aggregation."""
+    return loss_mat.sum()
 
 
 def assert_equal(actual: torch.Tensor, expected: torch.Tensor | list[list[float]] | float) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from paceline.algorithms.aggregation import LOSS_AGG_MODES, LossNormaliser, agg_loss
 from paceline.config.common import LossAggMode
 from paceline.errors import ConfigError
-from tests.unit.algorithms.algorithm_cases import QUICK, Batch, assert_equal, batches, tensor
+from tests.unit.algorithms.algorithm_cases import QUICK, Batch, assert_equal, batches, normaliser_of, tensor
 
 
 def _slow_aggregate(batch: Batch, mode: str) -> float:
@@ -36,7 +36,7 @@ def _slow_aggregate(batch: Batch, mode: str) -> float:
 @QUICK
 @given(batch=batches())
 def test_a_whole_batch_aggregates_as_the_slow_version(mode, batch) -> None:
-    loss = agg_loss(batch["values"], batch.mask, mode, LossNormaliser.of(batch.mask))
+    loss = agg_loss(batch["values"], batch.mask, mode, normaliser_of(batch.mask))
     assert_equal(loss, _slow_aggregate(batch, mode))
 
 
@@ -44,7 +44,7 @@ def test_a_whole_batch_aggregates_as_the_slow_version(mode, batch) -> None:
 @QUICK
 @given(batch=batches())
 def test_shares_of_single_rows_add_up_to_the_aggregate(mode, batch) -> None:
-    normaliser = LossNormaliser.of(batch.mask)
+    normaliser = normaliser_of(batch.mask)
     rows = [batch.rows([row]) for row in range(len(batch.mask))]
     shares = [agg_loss(row["values"], row.mask, mode, normaliser) for row in rows]
     assert_equal(torch.stack(shares).sum(), _slow_aggregate(batch, mode))
@@ -63,15 +63,14 @@ def test_shares_of_single_rows_add_up_to_the_aggregate(mode, batch) -> None:
 def test_hand_computed_numbers(mode, expected) -> None:
     losses = tensor([[1, 2, 3, 99], [10, 99, 99, 99], [99, 99, 99, 99]])
     mask = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]])
-    normaliser = LossNormaliser.of(mask)
-    assert normaliser == LossNormaliser(num_tokens=4.0, num_sequences=2.0, length=4)
+    normaliser = LossNormaliser(num_tokens=4.0, num_sequences=2.0, length=4)
     assert agg_loss(losses, mask, mode, normaliser).item() == expected
 
 
 @pytest.mark.parametrize("mode", LOSS_AGG_MODES)
 def test_a_mini_batch_without_valid_tokens_has_loss_and_gradient_zero(mode) -> None:
     losses, mask = torch.ones(2, 3, requires_grad=True), torch.zeros(2, 3)
-    loss = agg_loss(losses, mask, mode, LossNormaliser.of(mask))
+    loss = agg_loss(losses, mask, mode, normaliser_of(mask))
     loss.backward()
     assert loss.item() == 0.0
     assert losses.grad is not None

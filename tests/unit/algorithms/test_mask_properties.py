@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from paceline.algorithms.advantages import compute_gae_advantage_return, compute_grpo_outcome_advantage
+from paceline.algorithms.advantages import get_adv_estimator
 from paceline.algorithms.aggregation import LOSS_AGG_MODES, LossNormaliser, agg_loss
 from paceline.algorithms.masking import masked_mean, masked_sum, masked_var, masked_whiten
-from paceline.algorithms.policy_loss import clipped_policy_loss
+from paceline.algorithms.policy_loss import get_policy_loss
 from paceline.algorithms.value_loss import clipped_value_loss
+from paceline.config.checks import KnownNames
 from tests.unit.algorithms.algorithm_cases import QUICK, Batch, assert_equal, batches
 
 Results = list[torch.Tensor]
@@ -33,13 +34,27 @@ def _aggregate(batch: Batch, mode: str) -> Callable[[torch.Tensor], torch.Tensor
     return lambda loss_mat: agg_loss(loss_mat, batch.mask, mode, NORMALISER)
 
 
-def _policy(batch: Batch, mode: str) -> Results:
+def _policy(batch: Batch, loss_mode: str, agg_mode: str) -> Results:
     clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.3, "clip_ratio_c": 2.0}
     return _with_gradient(
         batch["log_prob"],
-        lambda x: clipped_policy_loss(
-            batch["old_log_prob"], x, batch["advantages"], batch.mask, agg=_aggregate(batch, mode), **clips
+        lambda x: get_policy_loss(loss_mode)(
+            batch["old_log_prob"], x, batch["advantages"], batch.mask, agg=_aggregate(batch, agg_mode), **clips
         ),
+    )
+
+
+def _advantages(batch: Batch, estimator: str) -> Results:
+    return list(
+        get_adv_estimator(estimator)(
+            token_level_rewards=batch["rewards"],
+            response_mask=batch.mask,
+            values=batch["values"],
+            index=batch.groups,
+            reward_baselines=torch.tensor([ord(group) / 100 for group in batch.groups], dtype=torch.float64),
+            gamma=0.9,
+            lam=0.8,
+        )
     )
 
 
@@ -55,7 +70,11 @@ def _value(batch: Batch, mode: str) -> Results:
 # Each gives matrices (rows, width) and scalars. The scalars of ADDITIVE ones are sums over rows.
 ADDITIVE: dict[str, Callable[[Batch], Results]] = {
     "masked_sum": lambda batch: [masked_sum(batch["values"], batch.mask)],
-    **{f"policy loss, {mode}": lambda batch, mode=mode: _policy(batch, mode) for mode in LOSS_AGG_MODES},
+    **{
+        f"policy loss {loss}, {mode}": lambda batch, loss=loss, mode=mode: _policy(batch, loss, mode)
+        for loss in KnownNames().policy_losses
+        for mode in LOSS_AGG_MODES
+    },
     **{f"value loss, {mode}": lambda batch, mode=mode: _value(batch, mode) for mode in LOSS_AGG_MODES},
 }
 FUNCTIONS: dict[str, Callable[[Batch], Results]] = {
@@ -64,8 +83,7 @@ FUNCTIONS: dict[str, Callable[[Batch], Results]] = {
     "masked_var": lambda batch: [masked_var(batch["values"], batch.mask)],
     "masked_whiten": lambda batch: [masked_whiten(batch["values"], batch.mask)],
     "masked_whiten around the mean": lambda batch: [masked_whiten(batch["values"], batch.mask, shift_mean=False)],
-    "gae": lambda batch: list(compute_gae_advantage_return(batch["rewards"], batch["values"], batch.mask, 0.9, 0.8)),
-    "grpo": lambda batch: list(compute_grpo_outcome_advantage(batch["rewards"], batch.mask, batch.groups)),
+    **{name: lambda batch, name=name: _advantages(batch, name) for name in KnownNames().adv_estimators},
 }
 
 

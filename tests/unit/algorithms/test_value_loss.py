@@ -5,11 +5,7 @@ import torch
 from hypothesis import given
 
 from paceline.algorithms.value_loss import clipped_value_loss
-from tests.unit.algorithms.algorithm_cases import QUICK, assert_equal, batches, tensor
-
-
-def _total(loss_mat: torch.Tensor) -> torch.Tensor:
-    return loss_mat.sum()
+from tests.unit.algorithms.algorithm_cases import QUICK, assert_equal, batches, sum_all, tensor
 
 
 @QUICK
@@ -23,7 +19,7 @@ def test_the_loss_and_its_metric_equal_the_slow_version(batch) -> None:
         expected_loss += max((value - target) ** 2, (held - target) ** 2) / 2
         expected_clipped += (held - target) ** 2 > (value - target) ** 2
     loss, sums = clipped_value_loss(
-        batch["values"], batch["old_values"], batch["returns"], batch.mask, agg=_total, cliprange_value=clip
+        batch["values"], batch["old_values"], batch["returns"], batch.mask, agg=sum_all, cliprange_value=clip
     )
     assert_equal(loss, expected_loss)
     assert sums["vf_clipfrac"].item() == expected_clipped
@@ -38,7 +34,7 @@ def test_each_side_of_the_clip_hand_computed() -> None:
     values = tensor([[0.25, 0.75, 2.0, -1.0]]).requires_grad_()
     returns = torch.ones(1, 4)
     loss, sums = clipped_value_loss(
-        values, torch.zeros(1, 4), returns, torch.ones(1, 4), agg=_total, cliprange_value=0.5
+        values, torch.zeros(1, 4), returns, torch.ones(1, 4), agg=sum_all, cliprange_value=0.5
     )
     loss.backward()
     assert loss.item() == pytest.approx(0.28125 + 0.125 + 0.5 + 2.0)
@@ -53,7 +49,7 @@ def test_each_side_of_the_clip_hand_computed() -> None:
 def test_a_wide_range_gives_half_the_squared_error(batch) -> None:
     values = batch["values"].clone().requires_grad_()
     loss, sums = clipped_value_loss(
-        values, batch["old_values"], batch["returns"], batch.mask, agg=_total, cliprange_value=1e9
+        values, batch["old_values"], batch["returns"], batch.mask, agg=sum_all, cliprange_value=1e9
     )
     loss.backward()
     error = torch.where(batch.mask.bool(), batch["values"] - batch["returns"], 0.0)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from paceline.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
+REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 
 
 def with_changes(good: dict[str, Any], changes: dict[str, Any], files: dict[str, Path]) -> Any:
@@ -32,6 +35,9 @@ def test_the_smallest_config_has_no_problem(good: dict[str, Any]):
     "changes",
     [
         {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2},
+        {"algorithm.adv_estimator": "rloo", f"{ROLLOUT}.n": 2, "algorithm.filter_groups.enable": True},
+        {"algorithm.adv_estimator": "reinforce_plus_plus", "algorithm.filter_groups.max_num_gen_batches": -1},
+        {"algorithm.adv_estimator": "remax", f"{ACTOR}.policy_loss.loss_mode": "cispo"},
         {"trainer.n_gpus_per_node": 4, "trainer.placement.name": "split"},
         {"trainer.n_gpus_per_node": 3, "trainer.placement.name": "split", "trainer.placement.critic_devices": 1},
         {"trainer.nnodes": 2, "trainer.placement.name": "split", f"{ACTOR}.strategy": "local"},
@@ -44,6 +50,18 @@ def test_the_smallest_config_has_no_problem(good: dict[str, Any]):
         {"actor_rollout_ref.model.path": "org/name"},
         {"data.train_files": ["{train}", "{train}"]},
         {"critic.strategy": "local", f"{ACTOR}.strategy": "local"},
+        {**REWARD_MODEL, "reward_model.weights": {"openai/gsm8k": {"rule": 1, "model": 0.2}, "default": {"model": 1}}},
+        {**REWARD_MODEL, "reward_model.strategy": "local"},
+        {
+            **REWARD_MODEL,
+            "reward_model.strategy": "local",
+            "trainer.n_gpus_per_node": 3,
+            "trainer.placement.name": "split",
+            "trainer.placement.critic_devices": 1,
+        },
+        {"reward_model.strategy": "local", "trainer.n_gpus_per_node": 2},  # there is no reward model
+        {"reward_model.sandbox.wall_seconds": 60},  # nothing waits for an answer of a service
+        {f"{OVERLONG}.enable": True, "data.max_response_length": 4096},
         {"data.val_files": "{train}", "trainer.test_freq": 5, "trainer.val_only": True},
         # With grpo there is no critic, so its model and mini-batch have no part.
         {
@@ -63,21 +81,25 @@ def test_good_configs_have_no_problem(good: dict[str, Any], files: dict[str, Pat
 BAD: list[tuple[dict[str, Any], str]] = [
     # Choices
     ({"algorithm.adv_estimator": "gea"}, "algorithm.adv_estimator='gea' is not known; did you mean gae?"),
-    ({"algorithm.adv_estimator": "rloo"}, "algorithm.adv_estimator=rloo is not supported yet; use gae or grpo."),
+    ({"algorithm.adv_estimator": "opo"}, "algorithm.adv_estimator=opo is not supported yet; use grpo or rloo."),
     ({f"{ACTOR}.policy_loss.loss_mode": "vanila"}, "did you mean vanilla?"),
-    ({f"{ACTOR}.policy_loss.loss_mode": "gspo"}, "loss_mode=gspo is not supported yet; use vanilla."),
+    ({f"{ACTOR}.policy_loss.loss_mode": "gpg"}, "loss_mode=gpg is not supported yet; use vanilla, gspo or cispo."),
     ({f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp is not supported yet; use fsdp2."),
     ({f"{ACTOR}.strategy": "fsdp3"}, f"{ACTOR}.strategy='fsdp3' is not known; did you mean fsdp2?"),
     ({"critic.strategy": "megatron"}, "critic.strategy=megatron is not supported yet; use fsdp2."),
     ({f"{ROLLOUT}.name": "vllm"}, f"{ROLLOUT}.name=vllm is not supported yet; use native."),
     ({f"{ROLLOUT}.name": "nativ"}, "did you mean native?"),
-    ({"trainer.logger": ["console", "wandb"]}, "trainer.logger=wandb is not supported yet; use tensorboard"),
+    ({"trainer.logger": ["console", "mlflow"]}, "trainer.logger=mlflow is not supported yet; use tensorboard"),
     ({"trainer.logger": ["tensorbord"]}, "trainer.logger='tensorbord' is not known; did you mean tensorboard?"),
     # Ranges
     ({"algorithm.gamma": 5}, "algorithm.gamma=5.0 is out of range; set it in [0, 1]."),
     ({"algorithm.lam": -0.1}, "algorithm.lam=-0.1 is out of range"),
     ({"algorithm.kl_ctrl.horizon": 0}, "algorithm.kl_ctrl.horizon=0 is out of range; set it to a number >= 1."),
     ({"algorithm.kl_ctrl.kl_coef": -1}, "algorithm.kl_ctrl.kl_coef=-1.0 is out of range"),
+    (
+        {"algorithm.filter_groups.max_num_gen_batches": 0},
+        "algorithm.filter_groups.max_num_gen_batches=0 is out of range; set it to a number >= 1, or -1.",
+    ),
     ({f"{ACTOR}.clip_ratio": -1}, f"{ACTOR}.clip_ratio=-1.0 is out of range; set it to a number >= 0."),
     ({f"{ACTOR}.clip_ratio_c": 1.0}, f"{ACTOR}.clip_ratio_c=1.0 is out of range; set it to a number > 1."),
     ({f"{ACTOR}.optim.lr": -1e-6}, f"{ACTOR}.optim.lr=-1e-06 is out of range"),
@@ -104,6 +126,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"data.train_files": "{empty}"}, "data.train_files: {empty} is a folder."),
     ({"data.val_files": "{text}"}, "data.val_files: {text} is not a parquet file."),
     ({"data.prompt_key": ""}, "data.prompt_key is empty"),
+    (
+        {"data.drop_last": True, "data.train_max_samples": 100},
+        "data.drop_last=True leaves nothing to train on: data.train_max_samples=100 is less than one batch of "
+        "data.train_batch_size=1024.",
+    ),
     ({"actor_rollout_ref.model.path": None}, "actor_rollout_ref.model.path is not set"),
     ({"actor_rollout_ref.model.path": "{missing}"}, "actor_rollout_ref.model.path: there is no folder {missing}."),
     ({"actor_rollout_ref.model.path": "{empty}"}, "{empty} has no config.json"),
@@ -135,11 +162,84 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"algorithm.adv_estimator": "grpo"},
         f"{ROLLOUT}.n=1 with algorithm.adv_estimator=grpo: a response is compared with others",
     ),
+    ({"algorithm.adv_estimator": "rloo"}, f"{ROLLOUT}.n=1 with algorithm.adv_estimator=rloo"),
+    ({"algorithm.filter_groups.enable": True}, f"algorithm.filter_groups.enable=True with {ROLLOUT}.n=1"),
     (
         {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2, "trainer.critic_warmup": 3},
         "trainer.critic_warmup=3 with algorithm.adv_estimator=grpo, which has no critic.",
     ),
-    ({"reward_model.enable": True}, "reward_model.enable=True is not supported yet."),
+    # Rewards
+    ({"reward_model.enable": True}, "reward_model.model.path is not set, but reward_model.enable=True"),
+    (
+        {"reward_model.enable": True, "reward_model.model.path": "{missing}"},
+        "reward_model.model.path: there is no folder {missing}.",
+    ),
+    ({"reward_model.enable": True, "reward_model.model.path": "{empty}"}, "{empty} has no config.json"),
+    (
+        {"reward_model.enable": True, "reward_model.model.path": "org/rm", "reward_model.model.tokenizer_path": "./no"},
+        "reward_model.model.tokenizer_path: there is no folder",
+    ),
+    (
+        {
+            "reward_model.enable": True,
+            "reward_model.model.path": "org/rm",
+            "reward_model.model.input_tokenizer": "./no",
+        },
+        "reward_model.model.input_tokenizer: there is no folder",
+    ),
+    ({"reward_model.strategy": "fsdp3"}, "reward_model.strategy='fsdp3' is not known; did you mean fsdp2?"),
+    ({"reward_model.strategy": "megatron"}, "reward_model.strategy=megatron is not supported yet; use fsdp2."),
+    ({"reward_model.on_error": "rais"}, "reward_model.on_error='rais' is not known; did you mean raise?"),
+    ({"reward_model.num_workers": 0}, "reward_model.num_workers=0 is out of range"),
+    ({"reward_model.weights": 3}, "reward_model.weights wants a section with keys of its own; got 3 (int)."),
+    (
+        {**REWARD_MODEL, "reward_model.weights": {"openai/gsm8k": {"modl": 1}}},
+        "reward_model.weights of 'openai/gsm8k' is {{'modl': 1}}; write {{rule: 1.0, model: 0.2}}",
+    ),
+    (
+        {**REWARD_MODEL, "reward_model.weights": {"openai/gsm8k": {"model": -1}}},
+        "reward_model.weights of 'openai/gsm8k' has model=-1; set it to a number >= 0.",
+    ),
+    (
+        {"reward_model.weights": {"openai/gsm8k": {"model": 1}}},
+        "reward_model.weights has no part without a reward model; set reward_model.enable=True",
+    ),
+    (
+        {"custom_reward_function.reward_kwargs": {"bonus": 1}},
+        "custom_reward_function.reward_kwargs has no function to go to; set custom_reward_function.path.",
+    ),
+    (
+        {"reward_model.sandbox.url": "sandbox:8080"},
+        "reward_model.sandbox.url='sandbox:8080' is no address of a service",
+    ),
+    (
+        {"reward_model.sandbox.url": "http://sandbox:8080", "reward_model.sandbox.wall_seconds": 60},
+        "reward_model.sandbox.timeout_seconds=30 is shorter than a program may run "
+        "(reward_model.sandbox.wall_seconds=60)",
+    ),
+    ({"reward_model.sandbox.memory_limit_mb": 32}, "reward_model.sandbox.memory_limit_mb=32 is out of range"),
+    (
+        {f"{OVERLONG}.enable": True, f"{OVERLONG}.len": 600},
+        f"{OVERLONG}.len=600 is more than a response may have: 512 tokens",
+    ),
+    (
+        {f"{OVERLONG}.enable": True, "reward_model.reward_kwargs.max_resp_len": 100},
+        f"{OVERLONG}.len=512 is more than a response may have: 100 tokens",
+    ),
+    (
+        {**REWARD_MODEL, "reward_model.strategy": "local", "trainer.n_gpus_per_node": 2},
+        "reward_model.strategy=local works on one device, and global_pool has 2. Set reward_model.strategy=fsdp2 or "
+        "trainer.n_gpus_per_node=1.",
+    ),
+    (
+        {
+            **REWARD_MODEL,
+            "reward_model.strategy": "local",
+            "trainer.n_gpus_per_node": 4,
+            "trainer.placement.name": "split",
+        },
+        "reward_model.strategy=local works on one device, and critic_pool has 2.",
+    ),
     ({f"{ROLLOUT}.n": 4, f"{ROLLOUT}.do_sample": False}, "greedy decoding gives the same response 4 times"),
     ({f"{ROLLOUT}.val_kwargs.n": 4}, f"Set {ROLLOUT}.val_kwargs.do_sample=True or {ROLLOUT}.val_kwargs.n=1."),
     ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "is not supported by the native rollout"),
@@ -161,16 +261,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"trainer.placement.critic_devices": 1}, "has no part in colocated placement"),
     (
         {f"{ACTOR}.strategy": "local", "trainer.n_gpus_per_node": 2},
-        f"{ACTOR}.strategy=local trains on one device, and global_pool has 2.",
+        f"{ACTOR}.strategy=local works on one device, and global_pool has 2.",
     ),
     (
         {"critic.strategy": "local", "trainer.n_gpus_per_node": 4, "trainer.placement.name": "split"},
-        "critic.strategy=local trains on one device, and critic_pool has 2.",
+        "critic.strategy=local works on one device, and critic_pool has 2.",
     ),
     ({"trainer.cpus_per_device": 0}, "trainer.cpus_per_device=0 on a CPU"),
     # The run
     ({"trainer.val_only": True}, "trainer.val_only=True has nothing to validate on; set data.val_files."),
     ({"trainer.test_freq": 5}, "trainer.test_freq=5 has nothing to validate on"),
+    ({"trainer.log_val_generations": 2}, "trainer.log_val_generations=2 has nothing to validate on"),
+    ({"trainer.validation_data_dir": "folder"}, "trainer.validation_data_dir has nothing to validate on"),
+    ({"trainer.rollout_data_dir": "{train}"}, "trainer.rollout_data_dir: {train} is a file. Set it to a folder."),
+    (
+        {"trainer.rollout_data_dir": "d", "trainer.validation_data_dir": "d", "data.val_files": "{train}"},
+        "trainer.validation_data_dir=d is trainer.rollout_data_dir too",
+    ),
+    ({"trainer.max_actor_ckpt_to_keep": 0}, "trainer.max_actor_ckpt_to_keep=0 is out of range"),
     ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path is not set"),
     (
         {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": "{missing}"},
@@ -220,6 +328,16 @@ def test_names_that_users_registered_are_accepted(good: dict[str, Any], files: d
     config = load_config(with_changes(good, {"algorithm.adv_estimator": "mine"}, files))
     assert check_config(config)
     assert not check_config(config, known=KnownNames(adv_estimators=("gae", "grpo", "mine")))
+
+
+def test_a_tracker_whose_package_is_missing_is_a_problem_that_names_the_extra(
+    good: dict[str, Any], files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    config = load_config(with_changes(good, {"trainer.logger": ["console", "wandb"]}, files))
+    assert not check_config(config)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    [problem] = check_config(config)
+    assert problem.endswith("pip install paceline[wandb]")
 
 
 def test_cpus_may_be_0_where_gpus_count_devices(good: dict[str, Any], files: dict[str, Path]):

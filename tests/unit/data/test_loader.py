@@ -11,7 +11,7 @@ import pytest
 
 from paceline.config.data import DataConfig
 from paceline.data import PromptLoader, RLHFDataset, make_dataloader
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, ConfigError
 from tests.tiny import make_tiny_tokenizer
 
 
@@ -51,11 +51,11 @@ def test_order_depends_on_seed_and_epoch_only(dataset):
     assert first != rows(make_dataloader(dataset, 4, shuffle=True, seed=2), epochs=2)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize(("shuffle", "drop_last"), [(True, False), (False, False), (True, True), (False, True)])
 @pytest.mark.parametrize("taken", range(10))
-def test_a_restored_loader_goes_on_exactly_also_at_the_end_of_an_epoch(dataset, shuffle, taken):
-    everything = rows(make_dataloader(dataset, 4, shuffle, seed=3), epochs=3)
-    loader = make_dataloader(dataset, 4, shuffle, seed=3)
+def test_a_restored_loader_goes_on_exactly_also_at_the_end_of_an_epoch(dataset, shuffle, drop_last, taken):
+    everything = rows(make_dataloader(dataset, 4, shuffle, 3, drop_last), epochs=5 if drop_last else 3)[:9]
+    loader = make_dataloader(dataset, 4, shuffle, 3, drop_last)
     done = 0
     state = loader.state_dict()
     while done < taken:
@@ -64,12 +64,12 @@ def test_a_restored_loader_goes_on_exactly_also_at_the_end_of_an_epoch(dataset, 
             state = json.loads(json.dumps(loader.state_dict()))
             if done == taken:
                 break
-    restored = make_dataloader(dataset, 4, shuffle, seed=3)
+    restored = make_dataloader(dataset, 4, shuffle, 3, drop_last)
     restored.load_state_dict(state)
     rest = []
     while len(rest) < 9 - taken:
         rest += rows(restored)
-    assert everything[:taken] + rest == everything
+    assert everything[:taken] + rest[: 9 - taken] == everything
 
 
 def test_leaving_a_loop_early_and_iterating_again_goes_on(dataset):
@@ -90,6 +90,34 @@ def test_a_position_in_other_data_is_refused_with_both_sizes(dataset, tmp_path):
     other = make_dataloader(make_dataset(tmp_path, 9), 4, shuffle=True, seed=1)
     with pytest.raises(CheckpointError, match="num_prompts=10, now it is 9"):
         other.load_state_dict(state)
+
+
+def test_drop_last_leaves_out_the_smaller_batch_of_every_epoch(dataset):
+    loader = make_dataloader(dataset, 4, shuffle=True, seed=1, drop_last=True)
+    assert len(loader) == 2
+    with_tail = rows(make_dataloader(dataset, 4, shuffle=True, seed=1), epochs=3)
+    assert rows(loader, epochs=3) == [batch for batch in with_tail if len(batch) == 4]
+
+
+def test_drop_last_changes_nothing_when_batches_fit(dataset):
+    loader = make_dataloader(dataset, 5, shuffle=True, seed=1, drop_last=True)
+    assert len(loader) == 2
+    assert rows(loader, epochs=2) == rows(make_dataloader(dataset, 5, shuffle=True, seed=1), epochs=2)
+
+
+def test_a_loader_that_was_restored_with_another_batch_size_never_gives_a_smaller_batch(dataset):
+    """The position counts prompts: 3 of 10 are taken, so 4 fit once more."""
+    loader = make_dataloader(dataset, 4, shuffle=False, seed=1, drop_last=True)
+    loader.load_state_dict({**loader.state_dict(), "position": 3})
+    assert rows(loader, epochs=2) == [[3, 4, 5, 6], [0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_drop_last_with_fewer_prompts_than_a_batch_says_what_to_set(dataset):
+    with pytest.raises(
+        ConfigError, match=r"has 10 prompts.* batch of 11\. .*drop_last=False.*train_batch_size .* 10\."
+    ):
+        make_dataloader(dataset, 11, shuffle=True, seed=1, drop_last=True)
+    assert len(make_dataloader(dataset, 10, shuffle=True, seed=1, drop_last=True)) == 1
 
 
 def test_batch_size_must_be_positive(dataset):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.config.data import DataConfig
-from paceline.data import RLHFDataset, collate_fn, load_tokenizer
+from paceline.data import RLHFDataset, collate_fn, load_tokenizer, make_dataloader
 from paceline.errors import ConfigError, DataError
 from paceline.protocol import DataProto
 from tests.tiny import make_tiny_tokenizer
@@ -65,10 +65,16 @@ def test_a_bare_string_gets_the_tokenizers_own_start_token_and_a_chat_does_not(t
     assert text_of(templated) == "user: hi\nassistant: "
 
 
-def test_prompt_is_the_only_required_column_and_index_counts_rows(tmp_path):
-    dataset = RLHFDataset(write(tmp_path / "a.parquet", prompt=["a", "b"]), TOKENIZER, config())
+@pytest.mark.parametrize("prompts", [["a", "b"], [chat("a"), chat("b")]])
+@pytest.mark.parametrize("changes", [{}, {"keep_columns": []}, {"reward_fn_key": "scorer"}])
+def test_prompt_is_the_only_required_column_and_index_counts_rows(tmp_path, prompts, changes):
+    dataset = RLHFDataset(write(tmp_path / "a.parquet", prompt=prompts), TOKENIZER, config(**changes))
     assert set(dataset[0]) == {"input_ids", "attention_mask", "position_ids", "index"}
     assert [item["index"] for item in dataset] == [0, 1]
+    assert [text_of(item)[-1] for item in dataset] == (["a", "b"] if prompts == ["a", "b"] else [" ", " "])
+    assert dataset.column("data_source") == [None, None]
+    (batch,) = make_dataloader(dataset, batch_size=2, shuffle=False, seed=0)
+    assert len(DataProto.from_single_dict(batch)) == 2
 
 
 def test_every_extra_column_is_kept_for_rewards(tmp_path):
@@ -120,9 +126,21 @@ def test_batch_fits_dataproto(tmp_path):
     assert data.non_tensor_batch["tags"].shape == (2,)
 
 
-def test_max_samples_takes_the_first_rows_across_files(tmp_path):
-    files = [write(tmp_path / f"{name}.parquet", prompt=[name, name]) for name in "abc"]
-    assert [text_of(item) for item in RLHFDataset(files, TOKENIZER, config(), max_samples=3)] == ["a", "a", "b"]
+@pytest.mark.parametrize(("max_samples", "texts"), [(1, "a"), (2, "aa"), (3, "aab"), (4, "aabb"), (9, "aabbcc")])
+def test_max_samples_takes_the_first_rows_across_files(tmp_path, max_samples, texts):
+    for number, name in enumerate("abc"):
+        write(tmp_path / f"{name}.parquet", prompt=[name, name], **{f"only_{name}": [number, number]})
+    dataset = RLHFDataset(str(tmp_path / "*.parquet"), TOKENIZER, config(), max_samples)
+    assert [text_of(item) for item in dataset] == list(texts)
+    assert [item.get("only_b") for item in dataset] == [1 if name == "b" else None for name in texts]
+    assert dataset.column("only_b") == [item.get("only_b") for item in dataset]
+
+
+def test_max_samples_ends_inside_a_row_group_or_at_its_end(tmp_path):
+    pq.write_table(pa.table({"prompt": list("abcdefg")}), tmp_path / "a.parquet", row_group_size=3)
+    for count in range(1, 8):
+        dataset = RLHFDataset(tmp_path / "a.parquet", TOKENIZER, config(), max_samples=count)
+        assert "".join(text_of(item) for item in dataset) == "abcdefg"[:count]
 
 
 def test_filter_drops_overlong_prompts_by_their_templated_length_and_says_how_many(tmp_path, caplog):

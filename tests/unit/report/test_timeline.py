@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.report.timeline import TimelineWriter, busy_by_pool, overlap_seconds, read_events, spans
+from paceline.report.metrics import idle_metrics
+from paceline.report.timeline import TimelineWriter, busy_seconds, read_events, spans
 
 
 @dataclass
@@ -150,16 +151,19 @@ def test_spans_selects_by_method_and_step_in_order_of_start(tmp_path: Path) -> N
     assert spans(path, "update_actor", step=2) == []
 
 
-def test_overlap_counts_shared_time_once() -> None:
-    assert overlap_seconds([(0.0, 4.0), (1.0, 3.0)], [(2.0, 6.0), (2.5, 3.0)]) == 2.0
-    assert overlap_seconds([(0.0, 1.0)], [(1.0, 2.0)]) == 0.0
-    assert overlap_seconds([], [(1.0, 2.0)]) == 0.0
+def test_busy_time_counts_shared_time_once_and_only_inside_the_window() -> None:
+    assert busy_seconds([(0.0, 4.0), (1.0, 3.0)], 0.0, 10.0) == 4.0
+    assert busy_seconds([(0.0, 4.0), (3.5, 6.0)], 3.0, 5.0) == 2.0
+    assert busy_seconds([(0.0, 1.0)], 1.0, 2.0) == 0.0
+    assert busy_seconds([], 1.0, 2.0) == 0.0
 
 
-def test_busy_time_of_a_pool_is_the_union_over_its_processes(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.json"
-    writer = TimelineWriter(path)
-    writer.add([Record("a", 0, 2, rank=0, pid=1), Record("a", 1, 3, rank=1, pid=2), Record("b", 5, 6, pid=1)])
-    writer.add([Record("c", 0, 1, pool="critic_pool", role="critic", pid=3)])
-    writer.close()
-    assert busy_by_pool(read_events(path)) == {"actor_rollout_ref_pool": 4.0, "critic_pool": 1.0}
+def test_idle_time_of_a_pool_is_what_none_of_its_processes_worked() -> None:
+    records = [Record("a", 0, 2, pid=1), Record("a", 1, 3, rank=1, pid=2), Record("b", 5, 6, pid=1)]
+    records += [Record("c", 0, 1, pool="critic_pool"), Record("d", 0, 9, pool="reward_pool")]
+    metrics = idle_metrics(records, ["actor_rollout_ref_pool", "critic_pool"], 0.0, 8.0)
+    assert metrics == {
+        "timing_s/idle/actor_rollout_ref_pool": 4.0,
+        "timing_s/idle/critic_pool": 7.0,
+        "perf/overlap": 5 / 16,
+    }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
@@ -163,7 +164,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_unknown_logger_is_a_config_error_that_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'tensorbord'.*Did you mean tensorboard\?"):
+    with pytest.raises(ConfigError, match=r"'tensorbord'.*did you mean tensorboard\?"):
         tracking(tmp_path, loggers=["console", "tensorbord"])
     assert list(tmp_path.iterdir()) == []
 
@@ -183,6 +184,154 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
             run.log({"loss": 0.5, "text": "not a scalar"}, step)
         run.close()
     assert tensorboard_steps(tmp_path / "tensorboard", "loss") == [1, 2, 3, 4, 5, 6, 7]
+
+
+ROWS = [
+    {"data_source": "own", "prompt": f"question {row}", "response": "two\nlines", "ground_truth": "4", "score": row / 8}
+    for row in range(8)
+]
+
+
+def test_shown_generations_are_spread_over_the_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tracking(tmp_path)
+    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+        run.show_generations(ROWS, 3, 0)
+        run.show_generations([], 3, 2)
+        assert caplog.records == []
+        run.show_generations(ROWS, 3, 2)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == (
+        "step 3 validation\n[data_source] own\n[prompt] question 0\n[response] two\nlines\n[ground_truth] 4\n[score] 0"
+    )
+    assert "[prompt] question 4\n" in second
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+        run.show_generations(ROWS, 4, 99)
+    assert len(caplog.records) == len(ROWS)
+    run.close()
+
+
+def test_a_ground_truth_of_megabytes_does_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run = tracking(tmp_path)
+    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+        run.show_generations([{**ROWS[0], "ground_truth": "x" * 1_000_000}], 3, 1)
+    assert len(caplog.text) < 1_000
+    run.close()
+
+
+def test_tensorboard_shows_generations_as_they_are(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tracking(tmp_path, loggers=["tensorboard"])
+    run.show_generations(ROWS, 3, 2)
+    run.close()
+    accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
+    accumulator.Reload()
+    assert accumulator.Tags()["tensors"] == ["val/generations/1/text_summary", "val/generations/2/text_summary"]
+    (event,) = accumulator.Tensors("val/generations/2/text_summary")
+    assert event.step == 3
+    assert "    [response] two\n    lines\n" in event.tensor_proto.string_val[0].decode()
+
+
+def test_one_tracker_that_cannot_be_closed_keeps_no_other_open(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tracking(tmp_path, loggers=["tensorboard"])
+
+    def fail() -> None:
+        raise OSError("disk full")
+
+    jsonl, board = run._trackers
+    monkeypatch.setattr(jsonl, "close", fail)
+    closed = []
+    monkeypatch.setattr(board, "close", lambda: closed.append(True))
+    run.close()
+    assert closed
+    assert "JsonlTracker could not be closed" in caplog.text
+
+
+@pytest.fixture
+def wandb_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"MODE": "offline", "SILENT": "true", "CONSOLE": "off", "ERROR_REPORTING": "false"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+
+
+def wandb_records(file: Path) -> list[Any]:
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    wandb.teardown()  # its own process may write the file a moment after the run was finished
+    store = DataStore()
+    store.open_for_scan(str(file))
+    records = []
+    while (data := store.scan_data()) is not None:
+        records.append(Record.FromString(data))
+    return records
+
+
+def wandb_history(records: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+        for record in records
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+@pytest.mark.usefixtures("wandb_offline")
+def test_wandb_gets_scalars_generations_and_config_and_a_resumed_run_keeps_its_id(tmp_path: Path) -> None:
+    run = Tracking(tmp_path, ["wandb"], "my_project", "my_run", config={"trainer": {"seed": 11}})
+    for step in range(1, 6):
+        run.log({"loss": step / 2, "text": "not a scalar"}, step)
+    run.show_generations(ROWS, 5, 2)
+    run.close()
+    run_id = (tmp_path / "wandb_run_id.txt").read_text()
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb")
+    records = wandb_records(file)
+    (started,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    assert (started.project, started.display_name, started.run_id) == ("my_project", "my_run", run_id)
+    config = {item.key: json.loads(item.value_json) for item in started.config.update}
+    assert config["trainer"] == {"seed": 11}
+    history = wandb_history(records)
+    assert [(line["global_step"], line["loss"]) for line in history[:-1]] == [(step, step / 2) for step in range(1, 6)]
+    assert not any("text" in line for line in history)
+    assert history[-1]["global_step"] == 5
+    (table,) = file.parent.glob("files/media/table/val/*.json")
+    shown = json.loads(table.read_text())
+    assert shown["columns"] == ["step", "data_source", "prompt", "response", "ground_truth", "score"]
+    assert shown["data"] == [
+        [5, "own", "question 0", "two\nlines", "4", 0],
+        [5, "own", "question 4", "two\nlines", "4", 0.5],
+    ]
+
+    # wandb's own count takes no step twice, so all is drawn by our step, which comes again after a resume.
+    metrics = [record.metric for record in records if record.WhichOneof("record_type") == "metric"]
+    assert [metric.step_metric for metric in metrics if metric.glob_name == "*"] == ["global_step"]
+    file.parent.rename(tmp_path / "first")
+    run = tracking(tmp_path, loggers=["wandb"], resume_step=3)
+    run.log({"loss": 2.0}, 4)
+    run.close()
+    assert (tmp_path / "wandb_run_id.txt").read_text() == run_id
+    (file,) = tmp_path.glob(f"wandb/offline-run-*-{run_id}/run-{run_id}.wandb")
+    (line,) = wandb_history(wandb_records(file))
+    assert (line["global_step"], line["loss"]) == (4, 2.0)
+
+
+@pytest.mark.usefixtures("wandb_offline")
+def test_a_fresh_start_is_another_wandb_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        tracking(tmp_path, loggers=["wandb"]).close()
+    ids = [(tmp_path / name).read_text() for name in ("wandb_run_id.txt", "wandb_run_id.1.txt")]
+    assert ids[0] != ids[1]
+
+
+def test_wandb_that_is_not_installed_is_an_error_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install paceline\[wandb\]"):
+        tracking(tmp_path, loggers=["wandb"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_console_gives_one_line_per_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,22 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ConfigError, DataError, SandboxUnavailableError
+from paceline.errors import ConfigError, DataError
 from paceline.protocol import DataProto
 from paceline.rewards import RewardManager, known_sources
 from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits, case_runner
 from paceline.rewards.score import code
 
-
-def isolation_is_missing() -> str:
-    try:
-        LocalSandbox().check()
-    except SandboxUnavailableError as error:
-        return str(error)
-    return ""
-
-
-needs_sandbox = pytest.mark.skipif(bool(reason := isolation_is_missing()), reason=f"no isolation to be had: {reason}")
+needs_sandbox = pytest.mark.usefixtures("isolation")
 LIMITS = SandboxLimits(cpu_seconds=1, wall_seconds=3.0, memory_bytes=192 << 20)
 
 

@@ -132,6 +132,12 @@ def test_batch_tells_failed_extraction_from_a_wrong_answer():
     ]
 
 
+def test_one_number_in_several_spellings_is_one_extracted_answer():
+    responses = ["#### 1,000", "#### $1000.0", "#### 7/2", "#### 3.5", "one"]
+    results = gsm8k.compute_scores(responses, ["1"] * 5, [None] * 5)
+    assert [result["pred"] for result in results] == ["1000", "1000", "7/2", "7/2", ""]
+
+
 @pytest.mark.parametrize("method", ["strict", "flexible"])
 def test_a_thousand_responses_take_well_under_a_second(method):
     responses = ["We add 12 and 30, so 12 + 30 = 42 and then 1,000 more. " * 20] * 500

@@ -111,15 +111,15 @@ def test_a_ground_truth_that_is_none_is_an_error_and_no_score(ground_truth, extr
         compute_score("Answer: A", ground_truth, extra_info)
     [first, second] = compute_scores(["Answer: A", "Answer: A"], [ground_truth, "A"], [extra_info, EXTRA])
     assert isinstance(first, ValueError)
-    assert second == {"score": 1.0, "acc": 1.0, "extracted": True}
+    assert second == {"score": 1.0, "acc": 1.0, "extracted": True, "pred": "A"}
 
 
 def test_many_responses_tell_wrong_from_not_found():
     results = compute_scores(["Answer: B", "Answer: C", "Hm."], ["B", "B", "B"], [EXTRA, None, EXTRA])
     assert results == [
-        {"score": 1.0, "acc": 1.0, "extracted": True},
-        {"score": 0.0, "acc": 0.0, "extracted": True},
-        {"score": 0.0, "acc": 0.0, "extracted": False},
+        {"score": 1.0, "acc": 1.0, "extracted": True, "pred": "B"},
+        {"score": 0.0, "acc": 0.0, "extracted": True, "pred": "C"},
+        {"score": 0.0, "acc": 0.0, "extracted": False, "pred": ""},
     ]
 
 

@@ -3,58 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from paceline.errors import ConfigError, DataError, RewardError, UnknownDataSourceError
-from paceline.protocol import DataProto
+from paceline.errors import DataError, RewardError, UnknownDataSourceError
 from paceline.rewards import RewardManager, _select_rm_score_fn, known_sources, register_scorer, registry
 from paceline.rewards.score import gsm8k, math
-from tests.tiny import make_tiny_tokenizer
-
-TOKENIZER = make_tiny_tokenizer()
-PROMPT_LENGTH = 30
-RESPONSE_LENGTH = 24
-
-
-def make_batch(
-    responses: list[str],
-    truths: list[Any],
-    sources: list[str] | str | None = "openai/gsm8k",
-    prompt: str = "q #### 42",
-    **columns: list[Any],
-) -> DataProto:
-    """Prompts padded on the left, responses that end with <eos> padded on the right, an empty string without tokens."""
-
-    def ids(text: str) -> list[int]:
-        return TOKENIZER(text, add_special_tokens=False)["input_ids"]
-
-    rows = [[*ids(response), TOKENIZER.eos_token_id] if response else [] for response in responses]
-    prompt_ids = ids(prompt)
-    prompts = torch.tensor([[0] * (PROMPT_LENGTH - len(prompt_ids)) + prompt_ids] * len(rows))
-    response_ids = torch.tensor([row + [0] * (RESPONSE_LENGTH - len(row)) for row in rows])
-    mask = torch.tensor(
-        [
-            [0] * (PROMPT_LENGTH - len(prompt_ids))
-            + [1] * (len(prompt_ids) + len(row))
-            + [0] * (RESPONSE_LENGTH - len(row))
-            for row in rows
-        ]
-    )
-    non_tensors: dict[str, Any] = {
-        "reward_model": [{"style": "rule", "ground_truth": truth} for truth in truths],
-        **columns,
-    }
-    if sources is not None:
-        non_tensors["data_source"] = [sources] * len(rows) if isinstance(sources, str) else sources
-    arrays = {}
-    for key, values in non_tensors.items():
-        arrays[key] = np.empty(len(values), dtype=object)
-        arrays[key][:] = values
-    return DataProto.from_dict({"prompts": prompts, "responses": response_ids, "attention_mask": mask}, arrays)
+from tests.unit.rewards.reward_batches import RESPONSE_LENGTH, TOKENIZER, make_batch
 
 
 @pytest.fixture
@@ -197,20 +154,6 @@ def test_extra_fields_of_a_custom_function_become_columns():
     assert all(column.shape == (2,) for column in info.values())
 
 
-def test_a_custom_function_with_another_signature_is_refused_at_the_start():
-    with pytest.raises(ConfigError, match="data_source"):
-        RewardManager(TOKENIZER, 0, compute_score=lambda solution_str, ground_truth: 1.0)
-
-
-def test_scores_of_a_reward_model_are_returned():
-    batch = make_batch(["anything"], [None], "some/preferences")
-    scores = torch.randn(1, RESPONSE_LENGTH)
-    batch.batch["rm_scores"] = scores
-    manager = RewardManager(TOKENIZER, 0)
-    assert torch.equal(manager(batch), scores)
-    assert torch.equal(manager(batch, return_dict=True)["reward_tensor"], scores)
-
-
 def test_num_examine_examples_of_each_source_go_to_the_log(caplog):
     batch = make_batch(["#### 1", "#### 2", r"\boxed{3}"], ["1", "1", "3"], ["gsm8k", "gsm8k", "MATH"])
     with caplog.at_level(logging.INFO):
@@ -240,34 +183,8 @@ def test_an_unknown_source_is_an_error_that_lists_the_known_ones_and_the_nearest
         RewardManager(TOKENIZER, 0)(make_batch(["x"], ["1"], "who/knows"))
 
 
-def test_rows_without_a_rule_are_found_before_a_run():
-    manager = RewardManager(TOKENIZER, 0)
-    truth = {"style": "rule", "ground_truth": "1"}
-    manager.check(["openai/gsm8k"], [truth])
-    with pytest.raises(UnknownDataSourceError, match=r"'who/knows'.*2 of 3 rows"):
-        manager.check(["openai/gsm8k", "who/knows", "who/knows"], [truth] * 3)
-    with pytest.raises(DataError, match=r"1 of 2 rows have no reward_model\.ground_truth, the first is row 1"):
-        manager.check(["gsm8k", "gsm8k"], [truth, {"style": "rule"}])
-    RewardManager(TOKENIZER, 0, compute_score=lambda **kwargs: 0.0).check([None], [None])
-
-
-@pytest.mark.parametrize(
-    ("source", "reward_model", "has_rule"),
-    [
-        ("openai/gsm8k", {"ground_truth": "1"}, True),
-        ("openai/gsm8k", {"ground_truth": None}, False),
-        ("openai/gsm8k", None, False),
-        ("who/knows", {"ground_truth": "1"}, False),
-        (None, None, False),
-    ],
-)
-def test_has_rule(source, reward_model, has_rule):
-    assert RewardManager(TOKENIZER, 0).has_rule(source, reward_model) is has_rule
-    assert RewardManager(TOKENIZER, 0, compute_score=lambda **kwargs: 0.0).has_rule(source, reward_model) is True
-
-
 def test_a_batch_without_sources_says_what_to_set():
-    with pytest.raises(DataError, match=r"no column 'data_source'.*reward_model.*reward_fn_key"):
+    with pytest.raises(DataError, match=r"1 of 1 rows have no 'data_source'.*reward_fn_key"):
         RewardManager(TOKENIZER, 0)(make_batch(["x"], ["1"], sources=None))
     batch = make_batch(["#### 1"], ["1"], sources=None, scorer=["gsm8k"])
     assert RewardManager(TOKENIZER, 0, reward_fn_key="scorer")(batch).sum() == 1

@@ -148,6 +148,15 @@ def test_a_response_without_a_box_is_a_failed_extraction_not_a_wrong_answer():
     assert [result["score"] for result in results] == [0.0, 0.0, 1.0, 0.0]
 
 
+def test_one_answer_in_several_spellings_is_one_extracted_answer():
+    # Settled as strings, as numbers, by mathematics, and not to be settled.
+    answers = [boxed(r"\dfrac12"), boxed(r"\frac{1}{2}"), boxed("7"), boxed("x + 1"), boxed(""), "1/2"]
+    golds = [r"\frac12", r"\frac12", "8", "1+x", "7", "7"]
+    results = math.compute_scores(answers, golds, [None] * 6)
+    assert [result["pred"] for result in results] == [r"\frac{1}{2}", r"\frac{1}{2}", "7", "x+1", "", ""]
+    assert [result["score"] for result in results] == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+
+
 def test_the_ground_truth_may_be_a_whole_solution():
     assert math.compute_score(boxed("7"), r"We see that \boxed{7}.") == 1.0
 

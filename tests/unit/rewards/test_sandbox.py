@@ -37,16 +37,7 @@ LIMITS = SandboxLimits(
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 REPOSITORY = Path(paceline.__file__).parents[1]
 
-
-def isolation_is_missing() -> str:
-    try:
-        LocalSandbox().check()
-    except SandboxUnavailableError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(reason := isolation_is_missing()), reason=f"no isolation to be had here: {reason}")
+pytestmark = pytest.mark.usefixtures("isolation")
 
 
 @pytest.fixture

@@ -205,21 +205,33 @@ def test_a_task_runner_builds_the_pools(trainer: dict[str, Any], spec: dict[str,
     assert set(manager.mapping.values()) == set(spec)
 
 
-def test_a_reward_model_is_refused_by_the_task_runner():
-    with pytest.raises(ConfigError, match="not supported yet"):
-        TaskRunner().add_reward_model_worker({"reward_model": {"enable": True}})
+@pytest.mark.parametrize(("estimator", "placement", "pool"), [
+    ("gae", "colocated", "global_pool"),
+    ("gae", "split", "critic_pool"),
+    ("grpo", "split", "critic_pool"),
+])  # fmt: skip
+def test_a_reward_model_is_beside_the_critic_or_alone_on_its_pool(estimator: str, placement: str, pool: str):
+    config = {
+        "algorithm": {"adv_estimator": estimator},
+        "reward_model": {"enable": True},
+        "trainer": {"placement": {"name": placement}, "n_gpus_per_node": 2},
+    }
+    runner = prepared(config)
+    assert runner.mapping[Role.RewardModel] == pool
+    assert pool in runner.init_resource_pool_mgr(config).resource_pool_spec
 
 
 # ---------------------------------------------------------------------------------------------------- registries
 
 
 def test_names_that_were_registered_in_this_process_are_known():
-    @register_adv_estimator("estimator_of_this_test", needs_critic=True)
+    @register_adv_estimator("estimator_of_this_test", needs_critic=True, needs_groups=True)
     def estimator(**kwargs: Any) -> None: ...
 
     known = known_names(load_config({"algorithm": {"adv_estimator": "estimator_of_this_test"}}))
     assert "estimator_of_this_test" in known.adv_estimators
     assert "estimator_of_this_test" in known.critic_estimators
+    assert "estimator_of_this_test" in known.group_estimators
 
 
 def test_names_that_nobody_registered_are_not_known():

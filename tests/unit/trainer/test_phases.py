@@ -85,6 +85,17 @@ def test_grpo_advantages_use_the_uid_groups() -> None:
     assert result.batch["advantages"].tolist() == [[-1, -1], [1, 1], [0, 0], [0, 0]]
 
 
+def test_remax_advantages_use_the_baselines() -> None:
+    data = DataProto.from_dict(
+        tensors={
+            "response_mask": torch.tensor([[1, 1], [1, 0]]),
+            "token_level_rewards": torch.tensor([[0.0, 1.0], [3.0, 0.0]]),
+            "reward_baselines": torch.tensor([0.5, 4.0]),
+        }
+    )
+    assert compute_advantage(data, "remax").batch["advantages"].tolist() == [[0.5, 0.5], [-1.0, 0.0]]
+
+
 def test_dealing_gives_each_shard_its_part_of_every_mini_batch() -> None:
     dealt = deal_mini_batches(numbered(6), rows_per_mini_batch=4, num_shards=2)
     assert dealt.batch["number"].tolist() == [0, 1, 4, 2, 3, 5]

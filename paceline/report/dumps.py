@@ -1,0 +1,87 @@
+"""Every response of a step with what it was worth: rows to look at, and files of them.
+
+    rows = generation_rows(batch, tokenizer, step=3, scores=token_level_scores, info=reward_extra_info)
+    dump_generations("dumps/validation", 3, rows)      # dumps/validation/3.jsonl, one line per response
+
+A row is `{"step": 3, "data_source": "openai/gsm8k", "uid": "validation-0-4", "prompt": "...", "response": "...",
+"ground_truth": "42", "score": 1.0, ...}` and what the scorer gave besides, such as `acc` and `pred`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from paceline.protocol import DataProto
+from paceline.report.files import write_atomically
+from paceline.report.json_lines import json_line, plain
+
+
+def generation_rows(
+    batch: DataProto,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int,
+    scores: torch.Tensor | None = None,
+    info: Mapping[str, np.ndarray] | None = None,
+    reward_fn_key: str = "data_source",
+) -> list[dict[str, Any]]:
+    """One row per response of `batch`, in its order, with texts as the graders read them.
+
+    Args:
+        batch: `prompts`, `responses`, `attention_mask`; and, where it has them, the non-tensor columns
+            `reward_fn_key`, `uid` and `reward_model`.
+        scores: (batch, response), summed over the response; None takes the batch's `token_level_scores`.
+        info: further columns (batch,), such as the reward function's. NaN is "has none", and becomes None.
+    """
+    columns = batch.non_tensor_batch
+    scores = batch.batch["token_level_scores"] if scores is None else scores
+    empty = [None] * len(batch)
+    texts = _texts(batch, tokenizer)
+    rewards = columns.get("reward_model", empty)
+    rows = []
+    for row in range(len(batch)):
+        known = {
+            "step": step,
+            "data_source": columns.get(reward_fn_key, empty)[row],
+            "uid": columns.get("uid", empty)[row],
+            "prompt": texts["prompts"][row],
+            "response": texts["responses"][row],
+            "ground_truth": rewards[row].get("ground_truth") if isinstance(rewards[row], Mapping) else None,
+            "score": float(scores[row].sum()),
+        }
+        further = {name: _or_none(plain(column[row])) for name, column in (info or {}).items() if name not in known}
+        rows.append(known | further)
+    return rows
+
+
+def dump_generations(folder: str | os.PathLike[str], step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write `<folder>/<step>.jsonl`, whole or not at all; a step that comes again after a resume replaces its file."""
+    path = Path(folder).expanduser() / f"{step}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, b"".join(map(json_line, rows)))
+    return path
+
+
+def _texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[str]]:
+    width = batch.batch["prompts"].shape[-1]
+    mask = batch.batch["attention_mask"].bool()
+    masks = {"prompts": mask[:, :width], "responses": mask[:, width:]}
+    return {
+        name: tokenizer.batch_decode(
+            [ids[valid].tolist() for ids, valid in zip(batch.batch[name], masks[name], strict=True)],
+            skip_special_tokens=True,
+        )
+        for name in masks
+    }
+
+
+def _or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

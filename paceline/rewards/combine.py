@@ -1,0 +1,105 @@
+"""The rule's score and the reward model's score of a row, added by the weights of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from paceline.config.reward import DEFAULT_SOURCE, SourceWeights
+from paceline.errors import RewardError
+
+__all__ = ["Weights", "add_model_scores", "at_last_token", "combine_scores", "source_weights", "uses_model"]
+
+Weights = Mapping[str, SourceWeights | Mapping[str, float]]
+"""As `reward_model.weights`: by data_source, `{"rule": 1.0, "model": 0.2}`."""
+
+MODEL_ALONE = SourceWeights(rule=0.0, model=1.0)
+
+
+def source_weights(source: Any, has_rule: bool, weights: Weights) -> SourceWeights:
+    """The weights of a row: those of its source; else the model alone if it has no rule, `default` if it has.
+
+    >>> source_weights("gsm8k", True, {"default": {"model": 0.2}})
+    SourceWeights(rule=1.0, model=0.2)
+    """
+    named = weights.get(source)
+    if named is None:
+        named = weights.get(DEFAULT_SOURCE, SourceWeights()) if has_rule else MODEL_ALONE
+    return named if isinstance(named, SourceWeights) else SourceWeights(**named)
+
+
+def uses_model(source: Any, has_rule: bool, weights: Weights) -> bool:
+    """Whether the model's score matters for a row."""
+    return source_weights(source, has_rule, weights).model > 0
+
+
+def combine_scores(
+    rule_scores: torch.Tensor,
+    has_rule: Sequence[bool] | np.ndarray | torch.Tensor,
+    rm_scores: torch.Tensor,
+    sources: Sequence[Any],
+    weights: Weights,
+    *,
+    penalty: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Scores (batch, response): weight * rule score + weight * model score, row by row.
+
+    Args:
+        rule_scores: (batch, response) from the RewardManager. What it gave a row without a rule (nothing, or the
+            overlong penalty) stays as it is.
+        has_rule: (batch,), the manager's column of that name.
+        rm_scores: (batch, response) from the reward model. Not looked at where the model has no weight.
+        sources: the data_source of each row; None where it has none.
+        penalty: (batch, response), the part of rule_scores that no weight changes: the overlong penalty.
+    """
+    rows = [source_weights(source, bool(rule), weights) for source, rule in zip(sources, has_rule, strict=True)]
+    rule = torch.tensor([row.rule if has else 1.0 for row, has in zip(rows, has_rule, strict=True)]).unsqueeze(-1)
+    model = torch.tensor([row.model for row in rows]).unsqueeze(-1)
+    bad = ~torch.isfinite(rm_scores).all(dim=-1) & (model.squeeze(-1) > 0)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise RewardError(
+            f"the reward model gave {int(bad.sum())} of {len(rows)} responses a score that is not finite; the first is "
+            f"row {first}, of source {sources[first]!r}. Check the model at reward_model.model.path."
+        )
+    combined = rule * rule_scores + torch.where(model > 0, model * rm_scores, 0.0)
+    return combined if penalty is None else combined + (1 - rule) * penalty
+
+
+def add_model_scores(
+    scores: torch.Tensor,
+    info: Mapping[str, np.ndarray],
+    rm_scores: torch.Tensor,
+    *,
+    mask: torch.Tensor,
+    sources: Sequence[Any],
+    weights: Weights,
+) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
+    """A RewardManager's `reward_tensor` and `reward_extra_info` with the model's scores in.
+
+    The new info has the whole `score`, and `model_score`, NaN where the model has no weight. `mask` (batch, response)
+    is true on the tokens of responses.
+    """
+    penalty = None
+    if "overlong_penalty" in info:
+        penalty = at_last_token(torch.from_numpy(info["overlong_penalty"]), mask)
+    combined = combine_scores(scores, info["has_rule"], rm_scores, sources, weights, penalty=penalty)
+    used = [uses_model(source, bool(rule), weights) for source, rule in zip(sources, info["has_rule"], strict=True)]
+    model_score = np.where(used, rm_scores.sum(dim=-1).float().cpu().numpy(), np.nan).astype(np.float32)
+    return combined, {**info, "score": combined.sum(dim=-1).cpu().numpy(), "model_score": model_score}
+
+
+def at_last_token(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(batch, response): each of the values (batch,) at the last true place of its row of the mask, 0 elsewhere.
+
+    >>> at_last_token(torch.tensor([5.0, 7.0]), torch.tensor([[True, True, False], [False, False, False]]))
+    tensor([[0., 5., 0.],
+            [0., 0., 0.]])
+    """
+    mask = mask.bool()
+    positions = torch.arange(mask.shape[-1], device=mask.device)
+    is_last = mask & (positions == (mask * positions).argmax(dim=-1, keepdim=True))
+    return torch.where(is_last, values.to(mask.device, torch.float32).unsqueeze(-1), 0.0)

@@ -1,0 +1,130 @@
+"""Saving and resuming a run: what the driver and every role need to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import CheckpointError
+from paceline.protocol import DataProtoFuture
+from paceline.report.files import keep_old
+from paceline.trainer.ppo.checkpoint import (
+    begin_checkpoint,
+    complete_checkpoint,
+    latest_checkpoint,
+    prune_checkpoints,
+    read_state,
+    require_intact,
+    rewind,
+)
+
+if TYPE_CHECKING:
+    from paceline.single_controller.ray import RayWorkerGroup
+    from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Unfinished:
+    """A checkpoint that workers are writing, in a folder with a temporary name."""
+
+    folder: Path
+    state: dict[str, Any]
+    saving: list[DataProtoFuture]
+    writing: list[DataProtoFuture] = field(default_factory=list)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    `begin` lets every role take a copy of its state, after the updates that were issued before; the files are written
+    behind the next rollout. `follow`, called when that rollout was issued, makes the roles wait for their files;
+    `finish` waits for all, and only then is the checkpoint complete.
+    """
+
+    def __init__(self, trainer: RayPPOTrainer) -> None:
+        self.trainer = trainer
+        self.folder = trainer.run_dir / "checkpoints"
+        self._unfinished: _Unfinished | None = None
+
+    def begin(self) -> None:
+        """Save everything that the next step depends on."""
+        trainer = self.trainer
+        state = {
+            "global_step": trainer.global_step,
+            "dataloader": trainer.train_dataloader.state_dict(),
+            "kl_ctrl": trainer.kl_ctrl.state_dict(),
+        }
+        with trainer.log.phase("save_checkpoint"):
+            folder = begin_checkpoint(self.folder, trainer.global_step)
+            saving = []
+            for name, group in self._trained_groups().items():
+                (folder / name).mkdir()
+                saving.append(group.save_checkpoint(str((folder / name).resolve())))
+            trainer.tokenizer.save_pretrained(folder / "actor")
+        self._unfinished = _Unfinished(folder, state, saving)
+
+    def follow(self) -> None:
+        """Let the roles wait for their files, after the calls that were issued before."""
+        if self._unfinished is not None and not self._unfinished.writing:
+            groups = self._trained_groups().values()
+            self._unfinished.writing = [group.finish_checkpoint() for group in groups]
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that was begun, if any, is complete on disk."""
+        self.follow()
+        unfinished, self._unfinished = self._unfinished, None
+        if unfinished is None:
+            return
+        with self.trainer.log.phase("save_checkpoint"):
+            for future in (*unfinished.saving, *unfinished.writing):
+                future.get()
+            complete_checkpoint(unfinished.folder, unfinished.state)
+            config = self.trainer.config.trainer
+            prune_checkpoints(self.folder, config.max_actor_ckpt_to_keep, config.max_critic_ckpt_to_keep)
+
+    def resume(self) -> bool:
+        """Load the checkpoint that the config names. True if it is of this run, whose records then go on."""
+        trainer, config = self.trainer, self.trainer.config.trainer
+        if config.resume_mode == "disable":
+            keep_old(self.folder)
+            return False
+        if config.resume_mode == "resume_path":
+            folder: Path | None = Path(str(config.resume_from_path)).expanduser()
+            require_intact(folder)
+        else:
+            folder = latest_checkpoint(self.folder)
+        if folder is None:
+            return False
+        state = read_state(folder)
+        missing = [name for name in self._trained_groups() if not (folder / name).is_dir()]
+        if missing:
+            raise CheckpointError(
+                f"{folder} has no {' and no '.join(missing)}: it was saved by a run with other roles. Resume it with "
+                f"the algorithm.adv_estimator that it was trained with, or set trainer.resume_mode=disable."
+            )
+        loading = [
+            group.load_checkpoint(str((folder / name).resolve())) for name, group in self._trained_groups().items()
+        ]
+        for future in loading:
+            future.get()
+        trainer.global_step = state["global_step"]
+        trainer.train_dataloader.load_state_dict(state["dataloader"])
+        trainer.kl_ctrl.load_state_dict(state["kl_ctrl"])
+        logger.info("resumed from %s at step %d of %d", folder, trainer.global_step, trainer.total_training_steps)
+        if trainer.global_step >= trainer.total_training_steps:
+            logger.warning(
+                "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
+            )
+        if folder.resolve().parent != self.folder.resolve():  # another run's: this folder's records begin here
+            keep_old(self.folder)
+            return False
+        rewind(self.folder, folder)
+        return True
+
+    def _trained_groups(self) -> dict[str, RayWorkerGroup]:
+        groups = {"actor": self.trainer.actor_rollout_wg}
+        return groups | ({"critic": self.trainer.critic_wg} if self.trainer.use_critic else {})

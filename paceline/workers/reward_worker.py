@@ -1,0 +1,59 @@
+"""The reward processes: they call the reward functions, so that grading costs neither the driver nor a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from paceline.protocol import DataProto
+from paceline.single_controller.base import Dispatch, Worker, register
+
+RewardFn = Callable[..., dict[str, Any]]
+"""Called `(data, return_dict=True)`; gives `reward_tensor` (batch, response) and maybe `reward_extra_info`."""
+
+EXTRA_INFO = "reward_extra_info"
+
+
+class RewardWorker(Worker):
+    """Grades its share of a batch with the run's reward functions, which came with the constructor."""
+
+    def __init__(self, reward_fn: RewardFn, val_reward_fn: RewardFn | None) -> None:
+        super().__init__()
+        self.reward_fns = {False: reward_fn, True: val_reward_fn}
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_reward(self, data: DataProto, validation: bool = False) -> DataProto:
+        """`token_level_scores`, and what the function says besides: for each row a dict, in column `EXTRA_INFO`.
+
+        One column, because the rows of another share may have other fields.
+        """
+        result = self.reward_fns[validation](data, return_dict=True)
+        info = result.get(EXTRA_INFO, {})
+        rows = np.empty(len(data), dtype=object)
+        rows[:] = [{name: values[row] for name, values in info.items()} for row in range(len(data))]
+        return DataProto.from_dict(
+            tensors={"token_level_scores": result["reward_tensor"]}, non_tensors={EXTRA_INFO: rows}
+        )
+
+
+def extra_info_columns(graded: DataProto) -> dict[str, np.ndarray]:
+    """The fields of all rows as arrays (batch,): NaN, or None among things that are no numbers, where a row lacks one.
+
+    >>> graded = DataProto.from_dict(non_tensors={EXTRA_INFO: np.array([{"acc": 1.0}, {}], dtype=object)})
+    >>> extra_info_columns(graded)
+    {'acc': array([ 1., nan])}
+    """
+    rows = graded.non_tensor_batch[EXTRA_INFO]
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        numeric = all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values)
+        if numeric:
+            columns[name] = np.array([math.nan if value is None else value for value in values])
+        else:
+            columns[name] = np.empty(len(rows), dtype=object)
+            columns[name][:] = values
+    return columns

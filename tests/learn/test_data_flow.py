@@ -1,0 +1,131 @@
+"""`schema.COLUMNS` is true: every phase of a real step reads and writes what it says there, in that shape and dtype."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.protocol import DataProto
+from paceline.schema import COLUMNS, REQUEST_COLUMNS
+from paceline.single_controller.in_process import InProcessWorkerGroup
+from paceline.trainer.main_ppo import TaskRunner, complete_config
+from paceline.trainer.ppo import ray_trainer
+from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from tests.mixed import make_mixed_material, mixed_config
+from tests.runs import as_omegaconf
+
+PROMPT_WIDTH, RESPONSE_WIDTH = 32, 8
+
+
+class Flow:
+    """What went into each phase, and what came out of it."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, set[str]] = defaultdict(set)
+        self.written: dict[str, set[str]] = defaultdict(set)
+
+    def saw(self, phase: str, inputs: DataProto, outputs: Any) -> None:
+        self.read[phase] |= names(inputs)
+        if isinstance(outputs, DataProto):
+            kept = names(inputs) if phase == "compute_advantages" else set()  # it gives its batch back, with more in it
+            self.written[phase] |= names(outputs) - kept
+            check_kinds(phase, outputs)
+
+
+def names(data: DataProto) -> set[str]:
+    return {*(data.batch.keys() if data.batch is not None else ()), *data.non_tensor_batch}
+
+
+def check_kinds(phase: str, data: DataProto) -> None:
+    widths = {"B": len(data), "P": PROMPT_WIDTH, "R": RESPONSE_WIDTH, "P+R": PROMPT_WIDTH + RESPONSE_WIDTH}
+    for name, tensor in ({} if data.batch is None else data.batch).items():
+        shape = tuple(widths[letter] for letter in COLUMNS[name].shape)
+        if phase == "make_requests" and name in REQUEST_COLUMNS:
+            shape = (len(data), PROMPT_WIDTH)
+        assert (tuple(tensor.shape), tensor.dtype) == (shape, getattr(torch, COLUMNS[name].dtype)), (phase, name)
+
+
+def run_steps(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Flow:
+    flow = Flow()
+
+    class WatchedGroup(InProcessWorkerGroup):
+        def submit(self, method: str, calls: list[Any], *args: Any, **kwargs: Any) -> Any:
+            future = super().submit(method, calls, *args, **kwargs)
+            for value in calls[0].args:
+                if isinstance(value, DataProto):
+                    flow.saw(method, value, future.get())
+            return future
+
+    def watched_requests(*args: Any, **kwargs: Any) -> Any:
+        requests, labels = make_requests(*args, **kwargs)
+        for part in (requests, labels):
+            flow.saw("make_requests", DataProto.from_dict(), part)
+        return requests, labels
+
+    make_requests = ray_trainer.make_requests
+    monkeypatch.setattr(ray_trainer, "make_requests", watched_requests)
+    trainer = TaskRunner().build_trainer(complete_config(as_omegaconf(config)), WatchedGroup)
+    watch_phases(trainer, flow, monkeypatch)
+    trainer.init_workers()
+    trainer.fit()
+    return flow
+
+
+def watch_phases(trainer: RayPPOTrainer, flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's own phases take and give batches; an input that a phase does not need is not offered to it."""
+
+    def watched_advantages(batch: DataProto) -> DataProto:
+        needed = [name for name, column in COLUMNS.items() if "compute_advantages" in column.consumers]
+        wanted = {
+            "batch_keys": [name for name in batch.batch.keys() if name in needed],  # noqa: SIM118 - a TensorDict
+            "non_tensor_batch_keys": [name for name in batch.non_tensor_batch if name in needed],
+        }
+        offered = batch.select(**wanted)
+        result = compute_advantages(offered.select())
+        flow.saw("compute_advantages", offered, result)
+        return batch.union(result)
+
+    compute_advantages = trainer.compute_advantages
+    monkeypatch.setattr(trainer, "compute_advantages", watched_advantages)
+
+
+@pytest.fixture(scope="module")
+def flows(tmp_path_factory: pytest.TempPathFactory) -> list[Flow]:
+    """All roles and terms once: PPO with critic, reference and reward model; ReMax for its baseline."""
+    folder = tmp_path_factory.mktemp("flow")
+    material = make_mixed_material(folder / "material")
+    kl = {"algorithm__use_kl_in_reward": True, "trainer__total_training_steps": 1, "data__val_files": None}
+    remax = {"algorithm__adv_estimator": "remax", **kl}
+    flows = []
+    for name, changes in {"ppo": kl, "remax": remax}.items():
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            flows.append(run_steps(mixed_config(material, folder / name, **changes), monkeypatch))
+    return flows
+
+
+def test_every_phase_gets_no_column_that_it_does_not_declare(flows: list[Flow]) -> None:
+    for flow in flows:
+        for phase, read in flow.read.items():
+            declared = {name for name, column in COLUMNS.items() if phase in column.consumers}
+            declared |= set(REQUEST_COLUMNS) if phase == "generate_sequences" else set()
+            assert read - declared - {"ability"} == set(), phase
+
+
+def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
+    read = {(name, phase) for flow in flows for phase, columns in flow.read.items() for name in columns}
+    for name, column in COLUMNS.items():
+        for phase in column.consumers:
+            if phase != "score" and name != "token_level_rewards":  # what passes inside of a phase of the driver
+                assert (name, phase) in read
+
+
+def test_every_column_is_written_by_its_producer(flows: list[Flow]) -> None:
+    written = {(name, phase) for flow in flows for phase, columns in flow.written.items() for name in columns}
+    for name, column in COLUMNS.items():
+        if column.producer not in ("RLHFDataset", "compute_baselines"):
+            assert (name, column.producer) in written
+    strangers = {name for name, _ in written} - set(COLUMNS) - {"ability"}
+    assert strangers == set()

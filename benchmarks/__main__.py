@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("transport", "controller", "rollout")
+BENCHMARKS = ("transport", "controller", "rollout", "overlap")
 
 
 def main() -> int:

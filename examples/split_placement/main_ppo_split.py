@@ -1,4 +1,4 @@
-"""PPO with actor, rollout and reference on one pool and the critic on another, put together by hand.
+"""PPO with actor, rollout and reference on one pool, critic and reward model on another, put together by hand.
 
     python examples/split_placement/main_ppo_split.py --config-path=config --config-name=ppo_trainer_split key=value ...
 
@@ -31,7 +31,7 @@ def main_task(config: DictConfig) -> None:
 
     from paceline.data.tokenizer import load_tokenizer
     from paceline.single_controller.ray import RayWorkerGroup
-    from paceline.trainer.ppo.placement import plan_pools, uses_critic, uses_reference
+    from paceline.trainer.ppo.placement import plan_pools, uses_critic, uses_reference, uses_reward_model
     from paceline.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role
     from paceline.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
@@ -49,6 +49,9 @@ def main_task(config: DictConfig) -> None:
     if uses_critic(complete):
         role_worker_mapping[Role.Critic] = TrainingWorker
         mapping[Role.Critic] = "critic_pool"
+    if uses_reward_model(complete):
+        role_worker_mapping[Role.RewardModel] = TrainingWorker
+        mapping[Role.RewardModel] = "critic_pool"
 
     model = complete.actor_rollout_ref.model
     tokenizer = load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.trainer.ppo.ray_trainer import fit
+from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import as_overrides, base_config, make_material, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,14 +32,49 @@ def run(arguments: list[str], folder: Path, **environment: str) -> str:
 
 
 def test_the_split_example_trains_on_two_pools(tmp_path: Path) -> None:
-    material = make_material(tmp_path / "material")
-    config = base_config(material, tmp_path / "run", trainer__total_training_steps=2)
+    material = make_mixed_material(tmp_path / "material")
+    config = mixed_config(material, tmp_path / "run", trainer__total_training_steps=2)
+    config.pop("custom_reward_function.path")
     script = ["examples/split_placement/main_ppo_split.py", "--config-path=config", "--config-name=ppo_trainer_split"]
     run([*script, *as_overrides(config)], ROOT)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [0, 1, 2]
     timeline = (tmp_path / "run" / "timeline.json").read_text()
     assert "actor_rollout_ref_pool actor_rollout+ref rank 0" in timeline
-    assert "critic_pool critic rank 0" in timeline
+    assert "critic_pool critic+rm rank 0" in timeline
+
+
+def test_an_estimator_a_loss_and_a_worker_of_ones_own_need_no_change_here(tmp_path: Path) -> None:
+    material = make_material(tmp_path / "material")
+    config = base_config(
+        material,
+        tmp_path / "run",
+        trainer__total_training_steps=16,
+        algorithm__adv_estimator="median",
+        actor_rollout_ref__actor__policy_loss__loss_mode="unclipped",
+        actor_rollout_ref__actor__use_kl_loss=False,
+        actor_rollout_ref__actor__optim__lr=4e-3,
+        actor_rollout_ref__rollout__n=4,
+        reward_model__enable=True,
+        reward_model__model__path=str(material / "model"),
+        reward_model__weights="{openai/gsm8k: {rule: 0, model: 1}}",
+    )
+    del config["custom_reward_function.path"]
+    run(["examples/extending/main.py", *as_overrides(config)], ROOT)
+    lines = read_metrics(tmp_path / "run")[1:]
+    assert all("actor/importance_weight" in line for line in lines)
+    scores = [line["reward/openai/gsm8k/model_score"] for line in lines]
+    assert sum(scores[-4:]) > 1.3 * sum(scores[:4])
+    code = [file.read_text() for file in (ROOT / "examples" / "extending").glob("*.py")]
+    assert sum(len(text.splitlines()) for text in code) < 150
+
+
+@pytest.mark.slow
+def test_the_reward_model_example_teaches_a_policy(tmp_path: Path) -> None:
+    output = run(["examples/reward_model/demo.py", "--output", str(tmp_path / "calm")], ROOT)
+    assert "1.00 of the last pairs in the right order" in output
+    lines = read_metrics(tmp_path / "calm" / "run")
+    key = "val-core/Dahoas/full-hh-rlhf/reward/mean@1"
+    assert lines[-1][key] > lines[0][key] + 1
 
 
 def test_the_parts_of_the_split_example_can_be_imported() -> None:

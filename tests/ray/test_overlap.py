@@ -1,4 +1,4 @@
-"""Split placement pays: actor and critic really update at the same time."""
+"""Split placement pays: what can run at the same time does, and no number changes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 
 from paceline.report.timeline import spans
 from paceline.trainer.main_ppo import run_ppo
-from tests.runs import as_omegaconf, base_config, make_material
+from tests.mixed import make_mixed_material, mixed_config
+from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
 STEPS = 3
 
@@ -44,3 +45,30 @@ def test_the_two_updates_of_a_split_run_overlap(tmp_path: Path) -> None:
         both = max(end for _, end in updates) - min(start for start, _ in updates)
         ratios.append(both / max(durations))
     assert min(ratios) <= 1.15, ratios
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["gae", "grpo"])
+@pytest.mark.parametrize("reward_model", [False, True], ids=["rules", "reward_model"])
+def test_the_three_settings_of_overlap_give_the_same_numbers(
+    tmp_path: Path, algorithm: str, reward_model: bool
+) -> None:
+    make = (make_mixed_material, mixed_config) if reward_model else (make_material, base_config)
+    material = make[0](tmp_path / "material")
+    lines = {}
+    for overlap in ("full", "updates", "none"):
+        changes = {
+            "trainer__overlap": overlap,
+            "trainer__placement__name": "split",
+            "trainer__n_gpus_per_node": 2,
+            "trainer__save_freq": 2,
+            "trainer__test_freq": 2,
+            "trainer__total_training_steps": 4,
+            "algorithm__adv_estimator": algorithm,
+            "actor_rollout_ref__rollout__n": 2 if algorithm == "grpo" else 1,
+        }
+        run_ppo(as_omegaconf(make[1](material, tmp_path / overlap, **changes)))
+        lines[overlap] = results(tmp_path / overlap)
+        assert "perf/overlap" in read_metrics(tmp_path / overlap)[-1]
+    assert len(lines["full"]) == 5
+    assert lines["full"] == lines["updates"] == lines["none"]

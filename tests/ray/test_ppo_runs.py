@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from paceline.trainer.main_ppo import run_ppo
+from tests.mixed import CODE, HH, make_mixed_material, mixed_config
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
 STEPS = 4
@@ -71,6 +72,20 @@ def test_grpo_runs_without_a_critic_and_gives_the_same_numbers_colocated_and_spl
     # One epoch of one mini-batch: the pass for the old log-probs is left out, and the ratio is 1.
     assert "timing_s/old_log_prob" not in read_metrics(finished("grpo"))[-1]
     assert colocated[-1]["actor/ppo_kl"] == 0.0
+
+
+def test_rule_reward_model_and_code_in_one_batch_give_the_same_numbers_colocated_and_split(
+    tmp_path: Path,
+) -> None:
+    material = make_mixed_material(tmp_path / "material")
+    run_ppo(as_omegaconf(mixed_config(material, tmp_path / "colocated", trainer__overlap="none")))
+    run_ppo(as_omegaconf(mixed_config(material, tmp_path / "split", **SPLIT)))
+    colocated, split = results(tmp_path / "colocated"), results(tmp_path / "split")
+    assert colocated == split
+    assert colocated[-1][f"reward/{HH}/model_score"] != 0.0
+    assert colocated[-1][f"reward/{CODE}/score"] == 0.0  # an untrained model writes no program
+    last = read_metrics(tmp_path / "split")[-1]
+    assert {"timing_s/idle/actor_rollout_ref_pool", "timing_s/idle/critic_pool", "perf/overlap"} <= set(last)
 
 
 def test_a_run_stopped_and_resumed_equals_one_that_was_not(finished, material: Path) -> None:

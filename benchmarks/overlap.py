@@ -1,0 +1,197 @@
+"""How close a split run comes to its critical path, with `trainer.overlap` full, updates and none.
+
+One configuration of PPO with reference and reward model on two devices, three times. The critical path of a step is
+computed from the durations of its own calls: what must wait for what, and for its turn on the pool, with nothing lost
+in between. Printed: seconds of a step (median over steps, the first left out), that critical path, their ratio, and
+which calls really ran at the same time.
+
+    python -m benchmarks.overlap
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Mapping
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from omegaconf import OmegaConf
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
+
+from paceline.cli.quickstart.model import build_tokenizer
+from paceline.report.timeline import Span, read_events
+from paceline.trainer.main_ppo import run_ppo
+
+Durations = Mapping[str, float]
+PHASES = {
+    "generate_sequences": "rollout",
+    "compute_log_prob": "log-probs",
+    "compute_ref_log_prob": "reference",
+    "compute_values": "values",
+    "compute_rm_score": "reward model",
+    "compute_reward": "rules",
+    "update_actor": "actor's update",
+    "update_critic": "critic's update",
+}
+
+
+def make_material(folder: Path, hidden: int) -> None:
+    """A random policy, a random reward model, and sums of which half are scored by rule and half by the model."""
+    tokenizer = build_tokenizer()
+    shape = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        num_labels=1,
+    )
+    torch.manual_seed(0)
+    for name, model in {"policy": Qwen2ForCausalLM(shape), "judge": Qwen2ForSequenceClassification(shape)}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    rows = [
+        {
+            "data_source": "openai/gsm8k",
+            "prompt": [{"role": "user", "content": f"{number}+{number}="}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * number)},
+        }
+        for number in range(256)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
+
+
+def run(folder: Path, overlap: str, steps: int, responses: int, tokens: int) -> Path:
+    """Train for some steps; gives the folder of the run."""
+    config = {
+        "data": {
+            "train_files": str(folder / "train.parquet"),
+            "train_batch_size": responses,
+            "max_prompt_length": 16,
+            "max_response_length": tokens,
+        },
+        "actor_rollout_ref": {
+            "model": {"path": str(folder / "policy")},
+            "actor": {
+                "strategy": "local",
+                "ppo_mini_batch_size": responses // 2,
+                "ppo_micro_batch_size_per_gpu": 16,
+                "use_kl_loss": True,
+            },
+            "rollout": {"ignore_eos": True},
+        },
+        # Two passes, so that the critic's update is still at work when the next rollout begins.
+        "critic": {"strategy": "local", "ppo_micro_batch_size_per_gpu": 16, "ppo_epochs": 2},
+        "reward_model": {
+            "enable": True,
+            "strategy": "local",
+            "model": {"path": str(folder / "judge")},
+            "weights": {"openai/gsm8k": {"rule": 1.0, "model": 0.1}},
+        },
+        "trainer": {
+            "device": "cpu",
+            "n_gpus_per_node": 2,
+            "threads_per_worker": 1,
+            "placement": {"name": "split"},
+            "overlap": overlap,
+            "total_training_steps": steps,
+            "log_train_samples": 0,
+            "logger": [],
+            "default_local_dir": str(folder / overlap),
+        },
+    }
+    run_ppo(OmegaConf.create(config))
+    return folder / overlap
+
+
+def calls_of(run_dir: Path) -> dict[int, dict[str, Span]]:
+    """By step and method: when the call ran."""
+    calls: dict[int, dict[str, Span]] = {}
+    for event in read_events(run_dir / "timeline.json"):
+        if event["name"] in PHASES and event["args"].get("step", 0) > 0:
+            start = event["ts"] / 1e6
+            calls.setdefault(event["args"]["step"], {})[event["name"]] = (start, start + event["dur"] / 1e6)
+    return calls
+
+
+def step_seconds(calls: Mapping[int, Mapping[str, Span]]) -> list[float]:
+    """From the start of a rollout to the start of the next, without the first step."""
+    starts = [calls[step]["generate_sequences"][0] for step in sorted(calls)]
+    return [later - earlier for earlier, later in pairwise(starts[1:])]
+
+
+def critical_path(steps: list[Durations]) -> list[float]:
+    """Seconds from rollout to rollout if every call began the moment that its inputs and its pool were free.
+
+    >>> one = {"generate_sequences": 2.0, "compute_values": 1.0, "update_actor": 3.0, "update_critic": 4.0}
+    >>> critical_path([one, one, one])
+    [6.0, 6.0]
+    """
+    actor_free = critic_free = 0.0
+    starts = []
+    for duration in steps:
+        starts.append(actor_free)
+        sampled = actor_free + duration["generate_sequences"]
+        actor_free = sampled + duration.get("compute_log_prob", 0.0) + duration.get("compute_ref_log_prob", 0.0)
+        critic_free = max(critic_free, sampled) + duration["compute_values"] + duration.get("compute_rm_score", 0.0)
+        ready = max(actor_free, critic_free, sampled + duration.get("compute_reward", 0.0))
+        actor_free, critic_free = ready + duration["update_actor"], ready + duration["update_critic"]
+    return [later - earlier for earlier, later in pairwise(starts)]
+
+
+def overlaps(calls: Mapping[int, Mapping[str, Span]]) -> dict[tuple[str, str], float]:
+    """Seconds per step in which two calls ran at the same time; a call of the next step is marked with +1."""
+    totals: dict[tuple[str, str], float] = {}
+    numbers = sorted(calls)[1:-1]
+    for step in numbers:
+        named = {phase: calls[step][method] for method, phase in PHASES.items()}
+        named["rollout +1"] = calls[step + 1]["generate_sequences"]
+        for (first, a), (second, b) in combinations(named.items(), 2):
+            shared = min(a[1], b[1]) - max(a[0], b[0])
+            if shared > 0:
+                totals[first, second] = totals.get((first, second), 0.0) + shared / len(numbers)
+    return totals
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6, help="of each run; the first is not counted")
+    parser.add_argument("--responses", type=int, default=64, help="per step")
+    parser.add_argument("--tokens", type=int, default=192, help="per response")
+    parser.add_argument("--hidden", type=int, default=320, help="width of the models")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_material(folder, arguments.hidden)
+        measured = {
+            overlap: calls_of(run(folder, overlap, arguments.steps, arguments.responses, arguments.tokens))
+            for overlap in ("full", "updates", "none")
+        }
+    print(f"{'overlap':<10}{'s per step':>12}{'critical path':>15}{'ratio':>8}")
+    for overlap, calls in measured.items():
+        durations = [{name: end - start for name, (start, end) in calls[step].items()} for step in sorted(calls)]
+        wall = statistics.median(step_seconds(calls))
+        path = statistics.median(critical_path(durations)[1:])
+        print(f"{overlap:<10}{wall:>12.2f}{path:>15.2f}{wall / path:>8.2f}")
+    typical = measured["full"]
+    print("\nseconds of each call (median):")
+    for method, phase in PHASES.items():
+        seconds = statistics.median(calls[method][1] - calls[method][0] for calls in typical.values())
+        print(f"  {phase:<18}{seconds:>6.2f}")
+    print("\nat the same time with overlap=full (seconds per step):")
+    for (first, second), seconds in sorted(overlaps(typical).items(), key=lambda item: -item[1]):
+        print(f"  {first:<18}{second:<18}{seconds:>6.2f}")
+
+
+if __name__ == "__main__":
+    main()

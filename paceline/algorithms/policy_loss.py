@@ -183,3 +183,19 @@ def _inside(response_mask: torch.Tensor, *columns: torch.Tensor) -> list[torch.T
 def _count(tokens: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """How many response tokens are True."""
     return masked_sum(tokens.float(), response_mask)
+
+
+@torch.no_grad()
+def truncated_importance_weights(
+    trainer_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, cap: float
+) -> torch.Tensor:
+    """min(pi_trainer / pi_rollout, cap) of each token: what another engine's samples weigh (Yao et al. 2025, TIS).
+
+    A rollout engine with other kernels or another precision samples from a slightly different distribution than the
+    one that is trained. The weight corrects for that; the cap bounds its variance.
+
+    >>> truncated_importance_weights(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), cap=2.0)
+    tensor([1., 2.])
+    """
+    log_ratio = (trainer_log_prob - rollout_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return log_ratio.exp().clamp(max=cap)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.config.actor_rollout_ref import (
     ActorConfig,
     ActorRolloutRefConfig,
+    EngineKwargsConfig,
     PolicyLossConfig,
     PolicyModelConfig,
     RefConfig,
@@ -60,6 +61,7 @@ __all__ = [
     "CriticConfig",
     "CustomRewardConfig",
     "DataConfig",
+    "EngineKwargsConfig",
     "FilterGroupsConfig",
     "KLControlConfig",
     "ModelConfig",

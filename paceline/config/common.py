@@ -41,3 +41,5 @@ class ModelConfig:
     """Run Python code that comes with the model. Off unless you trust its author."""
     enable_gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
+    use_remove_padding: bool = False
+    """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result."""

@@ -12,7 +12,7 @@ class CriticConfig:
     """The value model and its update. Used where algorithm.adv_estimator is gae."""
 
     strategy: str = "fsdp2"
-    """Training backend: local or fsdp2."""
+    """Training backend: local, fsdp or fsdp2."""
     model: ModelConfig = field(default_factory=ModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: int | None = None
@@ -21,6 +21,12 @@ class CriticConfig:
     """Responses per device and forward/backward pass, >= 1."""
     forward_micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass when values are computed, >= 1."""
+    use_dynamic_bsz: bool = False
+    """Micro-batches of equal work, by tokens instead of responses, in the update and when values are computed."""
+    ppo_max_token_len_per_gpu: int = 32768
+    """Tokens per device and forward/backward pass then, >= 1; as the actor's."""
+    forward_max_token_len_per_gpu: int | None = None
+    """Tokens per device and forward pass when values are computed, >= 1. null: ppo_max_token_len_per_gpu."""
     ppo_epochs: int | None = None
     """Passes over the batch of a step, >= 1. null: the actor's."""
     shuffle: bool = False

@@ -103,11 +103,15 @@ class RewardModelConfig:
     enable: bool = False
     """Score with a reward model, where reward_model.weights and the data say so."""
     strategy: str = "fsdp2"
-    """Backend of the model: local or fsdp2."""
+    """Backend of the model: local, fsdp or fsdp2."""
     model: RewardModelModelConfig = field(default_factory=RewardModelModelConfig)
     """The model; its path is needed if enable is true."""
     micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass, >= 1."""
+    use_dynamic_bsz: bool = False
+    """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses."""
+    forward_max_token_len_per_gpu: int = 32768
+    """Tokens per device and forward pass then, >= 1, counted as for the actor."""
     max_length: int | None = None
     """Most tokens of prompt and response together that the model reads, >= 1. null: all of them."""
     num_workers: int = 1

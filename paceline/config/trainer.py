@@ -12,7 +12,7 @@ class PlacementConfig:
 
     name: Literal["colocated", "split"] = "colocated"
     """colocated: every role on global_pool. split: actor, rollout and reference on actor_rollout_ref_pool,
-    the critic on critic_pool, side by side."""
+    critic and reward model on critic_pool, side by side."""
     critic_devices: int | None = None
     """The share of critic_pool in split placement, >= 1: devices if nnodes is 1, else nodes. The rest is the
     actor's. null: half."""
@@ -81,6 +81,11 @@ class TrainerConfig:
     """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
     validation_data_dir: str | None = None
     """The same for the responses of every validation."""
+    max_restarts: int = 0
+    """How often a run starts again by itself from its last checkpoint when a process of it dies, >= 0. Needs
+    save_freq."""
+    save_on_interrupt: bool = False
+    """On Ctrl-C or SIGTERM, finish the step and save a checkpoint before the run ends; again: stop at once."""
     heartbeat_timeout_seconds: float = 120.0
     """A worker that was silent for so long counts as dead, > 0."""
     dry_run: bool = False

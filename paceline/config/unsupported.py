@@ -11,9 +11,6 @@ from paceline.config.keys import unknown_choice
 
 _OFFLOAD = "is not supported yet: parameters and optimizer stay on the device. Leave it out; fsdp2 shards them."
 _MEGATRON = "is not supported yet. Set strategy=fsdp2 and leave it out."
-_TOKEN_BUDGET = "is not supported yet: micro-batches count responses. Leave it out and set {instead}."
-_VLLM = "is a setting of vLLM, which is not supported yet; the native rollout has no such thing. Leave it out."
-_PADDING = "is not supported yet: a micro-batch is cropped to its longest row instead. Leave it out."
 _LORA = "is not supported yet: all weights are trained. Leave it out."
 
 _ACTOR = "actor_rollout_ref.actor"
@@ -24,66 +21,42 @@ _MODEL = "actor_rollout_ref.model"
 UNSUPPORTED_KEYS: dict[str, str] = {
     f"{_ACTOR}.fsdp_config": _OFFLOAD,
     f"{_ACTOR}.megatron": _MEGATRON,
-    f"{_ACTOR}.use_dynamic_bsz": _TOKEN_BUDGET.format(instead=f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead=f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
     f"{_ACTOR}.ulysses_sequence_parallel_size": "is not supported yet: a sequence stays on one device. Leave it out.",
     f"{_ACTOR}.use_torch_compile": "is not supported yet: models run uncompiled. Leave it out.",
-    f"{_MODEL}.use_remove_padding": _PADDING,
     f"{_MODEL}.use_fused_kernels": "is not supported yet. Leave it out.",
     f"{_MODEL}.lora_rank": _LORA,
     f"{_MODEL}.lora_alpha": _LORA,
     f"{_MODEL}.target_modules": _LORA,
     f"{_ROLLOUT}.mode": "is not supported yet: rollouts are synchronous. Leave it out.",
-    f"{_ROLLOUT}.gpu_memory_utilization": _VLLM,
-    f"{_ROLLOUT}.enable_chunked_prefill": _VLLM,
-    f"{_ROLLOUT}.enforce_eager": _VLLM,
-    f"{_ROLLOUT}.free_cache_engine": _VLLM,
-    f"{_ROLLOUT}.max_num_batched_tokens": _VLLM,
-    f"{_ROLLOUT}.load_format": _VLLM,
-    f"{_ROLLOUT}.engine_kwargs": _VLLM,
-    f"{_ROLLOUT}.log_prob_use_dynamic_bsz": _TOKEN_BUDGET.format(
-        instead=f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-    ),
-    f"{_ROLLOUT}.log_prob_max_token_len_per_gpu": _TOKEN_BUDGET.format(
-        instead=f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu"
-    ),
     f"{_REF}.fsdp_config": _OFFLOAD,
     f"{_REF}.megatron": _MEGATRON,
-    f"{_REF}.log_prob_use_dynamic_bsz": _TOKEN_BUDGET.format(instead=f"{_REF}.log_prob_micro_batch_size_per_gpu"),
-    f"{_REF}.log_prob_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead=f"{_REF}.log_prob_micro_batch_size_per_gpu"),
     "actor_rollout_ref.nccl_timeout": "is not supported: set trainer.heartbeat_timeout_seconds, which watches workers.",
     "critic.model.fsdp_config": _OFFLOAD,
     "critic.megatron": _MEGATRON,
-    "critic.model.use_remove_padding": _PADDING,
-    "critic.use_dynamic_bsz": _TOKEN_BUDGET.format(instead="critic.ppo_micro_batch_size_per_gpu"),
-    "critic.ppo_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead="critic.ppo_micro_batch_size_per_gpu"),
     "reward_model.reward_manager": "is not supported yet: there is one manager. Set custom_reward_function.path to a "
     "function for one response or for a batch, async or not, with custom_reward_function.reward_kwargs; for dapo, set "
     "reward_model.reward_kwargs.overlong_buffer_cfg.",
     "reward_model.sandbox_fusion": "has another place here: set reward_model.sandbox.url, max_concurrent and "
     "memory_limit_mb.",
     "reward_model.model.fsdp_config": _OFFLOAD,
-    "reward_model.model.use_remove_padding": _PADDING,
     "reward_model.megatron": _MEGATRON,
-    "reward_model.use_dynamic_bsz": _TOKEN_BUDGET.format(instead="reward_model.micro_batch_size_per_gpu"),
-    "reward_model.forward_max_token_len_per_gpu": _TOKEN_BUDGET.format(instead="reward_model.micro_batch_size_per_gpu"),
     "data.image_key": "is not supported yet: prompts are text. Leave it out.",
     "data.trust_remote_code": f"has another place here: set {_MODEL}.trust_remote_code.",
 }
 """A key, or a section with all that is below it, to what follows its name in the message."""
 
 _USE_FSDP2 = "is not supported yet; use fsdp2."
-_USE_NATIVE = "is not supported yet; use native."
+_USE_VLLM = "is not supported yet; use native or vllm."
 _USE_TENSORBOARD = "is not supported yet; use tensorboard or wandb, and metrics.jsonl is always written."
 _USE_GRPO = "is not supported yet; use grpo or rloo."
 _USE_VANILLA = "is not supported yet; use vanilla, gspo or cispo."
 
 UNSUPPORTED_CHOICES: dict[str, dict[str, str]] = {
     "trainer.device": {"gpu": "is not known; GPUs are cuda."},
-    f"{_ACTOR}.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
-    "critic.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
-    "reward_model.strategy": dict.fromkeys(("fsdp", "megatron", "torchtitan", "veomni"), _USE_FSDP2),
-    f"{_ROLLOUT}.name": dict.fromkeys(("vllm", "sglang", "hf"), _USE_NATIVE),
+    f"{_ACTOR}.strategy": dict.fromkeys(("megatron", "torchtitan", "veomni"), _USE_FSDP2),
+    "critic.strategy": dict.fromkeys(("megatron", "torchtitan", "veomni"), _USE_FSDP2),
+    "reward_model.strategy": dict.fromkeys(("megatron", "torchtitan", "veomni"), _USE_FSDP2),
+    f"{_ROLLOUT}.name": {"sglang": _USE_VLLM},
     "trainer.logger": dict.fromkeys(("mlflow", "swanlab", "comet", "clearml"), _USE_TENSORBOARD),
     "algorithm.adv_estimator": dict.fromkeys(("opo", "gpg", "grpo_passk"), _USE_GRPO),
     f"{_ACTOR}.policy_loss.loss_mode": dict.fromkeys(("gpg", "clip_cov", "kl_cov", "geo_mean"), _USE_VANILLA),

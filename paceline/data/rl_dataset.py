@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from transformers import PreTrainedTokenizerBase
 
@@ -106,6 +108,24 @@ class RLHFDataset(torch.utils.data.Dataset):
             has_it = name in source.table.column_names
             values += source.table.column(name).to_pylist() if has_it else [None] * source.table.num_rows
         return [values[row] for row in self._rows]
+
+    def reward_labels(self) -> list[dict[str, Any] | None]:
+        """For each prompt `style`, and True or None for a `ground_truth`: the truths themselves may be large."""
+        labels: list[dict[str, Any] | None] = []
+        for source in self._sources:
+            table = source.table
+            if "reward_model" not in table.column_names:
+                labels += [None] * table.num_rows
+                continue
+            column = table.column("reward_model")
+            fields = {field.name for field in column.type} if pa.types.is_struct(column.type) else set()
+            styles = pc.struct_field(column, "style").to_pylist() if "style" in fields else [None] * len(column)
+            truths = pc.struct_field(column, "ground_truth").is_valid().to_pylist() if "ground_truth" in fields else []
+            labels += [
+                {"style": style, "ground_truth": truth or None}
+                for style, truth in zip(styles, truths or [None] * len(column), strict=True)
+            ]
+        return [labels[row] for row in self._rows]
 
     def _source_of(self, row: int) -> Source:
         firsts = [source.first for source in self._sources]

@@ -9,57 +9,40 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from tensordict import TensorDict
-from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.nn.functional import pad
+from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from paceline.config import ModelConfig, OptimConfig
-from paceline.engine.checkpoint import Snapshot, TrainingState, load_training_state, take_snapshot, write_snapshot
-from paceline.engine.logprobs import token_log_probs_and_entropy
-from paceline.engine.microbatch import Window, split_micro_batches
-from paceline.engine.model import ModelKind
+from paceline.engine.answers import AnswerModel, settle_head
+from paceline.engine.checkpoint import (
+    Snapshot,
+    TrainingState,
+    full_tensor,
+    load_training_state,
+    named_full_tensors,
+    take_snapshot,
+    write_snapshot,
+)
+from paceline.engine.inputs import packed_call, padded_call, two_sequences
+from paceline.engine.microbatch import split_micro_batches
+from paceline.engine.model import build_model
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
+from paceline.engine.packed_attention import check_packing, packed_attention
+from paceline.engine.spec import EngineSpec, LossFn
 from paceline.errors import NonFiniteError
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto
 
 T = TypeVar("T")
-
-LossFn = Callable[[dict[str, Tensor], TensorDict], tuple[Tensor, dict[str, Tensor]]]
-"""From a micro-batch's model output and columns to (loss, sums of metrics).
-
-The loss is divided by counts of the *global* mini-batch, so that the losses of micro-batches and ranks add up to the
-mini-batch's. Metrics are sums too; the caller divides them once they have been added up.
-"""
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """What an engine is to hold."""
-
-    model: ModelConfig
-    """Where the weights come from."""
-    kind: ModelKind
-    """What the model gives: see `Engine.infer_batch`."""
-    optim: OptimConfig | None = None
-    """None: for inference only."""
-    grad_clip: float = 1.0
-    """Largest global gradient norm (> 0)."""
-    total_optimizer_steps: int | None = None
-    """Length of the learning-rate schedule; not needed for a constant one."""
-    device: str = "cpu"
-    """Device type: cpu, cuda, npu."""
 
 
 class Engine(ABC):
@@ -71,6 +54,8 @@ class Engine(ABC):
     """
 
     model: PreTrainedModel
+    root: nn.Module
+    """What is called: an AnswerModel around `model`, or what the backend wraps around that."""
     optimizer: AdamW | None = None
 
     def __init__(self, spec: EngineSpec) -> None:
@@ -78,19 +63,31 @@ class Engine(ABC):
         self.device = torch.device(spec.device)
         self.num_steps = 0
         self._learning_rate: LearningRate | None = None
+        self._packs = False
 
     def initialize(self) -> None:
         """Read the model and make the optimizer. A head that the weights lack is drawn from rank 0's random state."""
         if self.spec.optim is not None:
             self._learning_rate = make_schedule(self.spec.optim, self.spec.total_optimizer_steps)
         self.model = self._build_model()
+        answers = AnswerModel(self.model, self.spec.kind)
+        self.root = self._distribute(answers)
+        self._check_model(answers)
         if self.spec.optim is not None:
             self.optimizer = make_optimizer(self.model.parameters(), self.spec.optim)
 
     def train_batch(
-        self, data: DataProto, loss_fn: LossFn, *, micro_batch_size: int, temperature: float = 1.0
+        self,
+        data: DataProto,
+        loss_fn: LossFn,
+        *,
+        micro_batch_size: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
     ) -> dict[str, float]:
         """One optimizer step on the mini-batch of which `data` is this rank's part.
+
+        Micro-batches have `micro_batch_size` rows, or equal work of at most `max_tokens` tokens (see `microbatch`).
 
         Gives the metric sums of `loss_fn`, `loss`, `grad_norm` (before clipping) and `lr` (of this step), all over the
         whole mini-batch and so equal on all ranks. A loss or gradient that is not finite raises NonFiniteError on every
@@ -102,14 +99,16 @@ class Engine(ABC):
         sums: dict[str, list[Tensor]] = defaultdict(list)
         self.model.train()
         try:
-            for micro_batch in self._equal_counts(split_micro_batches(data.batch, micro_batch_size)):
-                if micro_batch is None:
-                    self._forward_idle().backward()
-                    continue
-                loss, metric_sums = loss_fn(self._forward(micro_batch, temperature), micro_batch.to(self.device))
-                loss.backward()
-                for name, value in {**metric_sums, "loss": loss}.items():
-                    sums[name].append(value.detach())
+            with self._attention():
+                for rows in self._micro_batches(data, micro_batch_size, max_tokens):
+                    if rows is None:
+                        self._forward_idle().backward()
+                        continue
+                    micro_batch = data.batch[rows]
+                    loss, metric_sums = loss_fn(self._forward(micro_batch, temperature), micro_batch.to(self.device))
+                    loss.backward()
+                    for name, value in {**metric_sums, "loss": loss}.items():
+                        sums[name].append(value.detach())
             metrics = self._sum_over_ranks({name: math.fsum(map(float, values)) for name, values in sums.items()})
             grad_norm = self._clip_gradients()
             lr = learning_rate(self.num_steps)
@@ -123,22 +122,33 @@ class Engine(ABC):
         return {**metrics, "grad_norm": grad_norm, "lr": lr}
 
     @torch.no_grad()
-    def infer_batch(self, data: DataProto, *, micro_batch_size: int, temperature: float = 1.0) -> dict[str, Tensor]:
-        """What the model says of this rank's rows, float32, in main memory.
+    def infer_batch(
+        self,
+        data: DataProto,
+        *,
+        micro_batch_size: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+    ) -> dict[str, Tensor]:
+        """What the model says of this rank's rows, in their order, float32, in main memory. Micro-batches as above.
 
         causal_lm: `log_probs` and `entropy` (batch, response) at `temperature`. value: `values` (batch, response), each
         from the position that predicts the response token. Both are 0 outside `response_mask`.
         sequence_classification: `scores` (batch,), at the last token that `attention_mask` covers.
         """
         parts: dict[str, list[Tensor]] = defaultdict(list)
-        for micro_batch in self._equal_counts(split_micro_batches(data.batch, micro_batch_size)):
-            if micro_batch is None:
-                self._forward_idle()
-                continue
-            for name, value in self._forward(micro_batch, temperature).items():
-                parts[name].append(value.cpu())
+        order: list[Tensor] = []
+        with self._attention():
+            for rows in self._micro_batches(data, micro_batch_size, max_tokens):
+                if rows is None:
+                    self._forward_idle()
+                    continue
+                order.append(rows)
+                for name, value in self._forward(data.batch[rows], temperature).items():
+                    parts[name].append(value.cpu())
         self._after_inference()
-        return {name: torch.cat(values) for name, values in parts.items()}
+        places = torch.cat(order).argsort()
+        return {name: torch.cat(values)[places] for name, values in parts.items()}
 
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every entry of the Hugging Face model's state dict, whole, tied ones under each of their names.
@@ -146,8 +156,7 @@ class Engine(ABC):
         One tensor at a time is gathered, so a rank never holds more than its shares and the largest tensor. Every rank
         must iterate to the end. Tensors may be the live parameters: copy what must outlast the next step.
         """
-        for name, value in self.model.state_dict().items():
-            yield name, _full(value.detach())
+        return named_full_tensors(self.root)
 
     def save(self, folder: str | Path) -> None:
         """Write the weights as a Hugging Face folder and, if this engine trains, the optimizer's state beside them."""
@@ -178,7 +187,7 @@ class Engine(ABC):
 
     def to(self, device: str) -> None:
         """Move the model and the optimizer's state, as to make room for another role."""
-        self.model.to(device)
+        self._move_parameters(device)
         if self.optimizer is not None:
             for state in self.optimizer.state.values():
                 for name, value in state.items():
@@ -194,8 +203,15 @@ class Engine(ABC):
     # What a backend defines.
 
     @abstractmethod
+    def _distribute(self, answers: AnswerModel) -> nn.Module:
+        """The model on this rank's device, to be called as `answers` is, with its parameters whole during the call.
+
+        Backward passes must leave the *sum* of all ranks' gradients.
+        """
+
     def _build_model(self) -> PreTrainedModel:
-        """The model on this rank's device. Backward passes must leave the *sum* of all ranks' gradients."""
+        """The model in main memory, with its weights or, if `_distribute` brings them, without."""
+        return build_model(self.spec.model, self.spec.kind, train=self.spec.optim is not None)
 
     @property
     def rank(self) -> int:
@@ -214,55 +230,53 @@ class Engine(ABC):
     def _after_inference(self) -> None:  # noqa: B027 - most backends keep nothing
         """Give back what forward passes without a backward pass keep."""
 
+    def _move_parameters(self, device: str) -> None:
+        self.root.to(device)
+
+    def _clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Clip all gradients; gives their global norm before that."""
+        return clip_grad_norm_(self.model.parameters(), max_norm)
+
     # Shared steps.
 
     def _training_state(self) -> TrainingState:
-        return TrainingState(self.model, self.optimizer, self.num_steps)
+        return TrainingState(self.model, self.root, self.optimizer, self.num_steps)
+
+    @torch.no_grad()
+    def _check_model(self, answers: AnswerModel) -> None:
+        """What can't be known of a model without calling it."""
+        settle_head(answers, self.root, padded_call(two_sequences(), self.spec.kind, self.device))
+        if self.spec.model.use_remove_padding:
+            check_packing(self.model, self._answer)
+            self._packs = True
+        self._after_inference()
+
+    def _attention(self) -> AbstractContextManager[None]:
+        return packed_attention(self.model) if self._packs else nullcontext()
 
     def _forward(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+        answers = self._answer(micro_batch, packed=self._packs, temperature=temperature)
         if self.spec.kind == "sequence_classification":
-            return {"scores": self._scores(micro_batch)}
-        response_mask = micro_batch["response_mask"]
-        num_columns = response_mask.shape[-1]
-        window = Window.of_responses(micro_batch["attention_mask"], num_columns)
-        input_ids = micro_batch["input_ids"]
-        tokens = input_ids[:, input_ids.shape[-1] - num_columns : window.right].to(self.device)
-        num_kept = tokens.shape[-1]
-        # The last token predicts nothing that is asked for.
-        inputs = self._model_inputs(micro_batch, Window(window.left, window.right - 1))
-        if self.spec.kind == "causal_lm":
-            logits = self.model(**inputs, logits_to_keep=num_kept).logits[:, -num_kept:]
-            log_probs, entropy = token_log_probs_and_entropy(logits, tokens, temperature)
-            output = {"log_probs": log_probs, "entropy": entropy}
-        else:
-            output = {"values": self.model(**inputs).logits[:, -num_kept:, 0].float()}
-        outside = response_mask.to(self.device) == 0
+            return answers
+        mask = micro_batch["response_mask"].to(self.device).bool()
         return {
-            name: pad(value, (0, num_columns - num_kept)).masked_fill(outside, 0.0) for name, value in output.items()
+            name: torch.zeros(mask.shape, device=self.device).masked_scatter(mask, answer)
+            for name, answer in answers.items()
         }
 
-    def _scores(self, micro_batch: TensorDict) -> Tensor:
-        inputs = self._model_inputs(micro_batch, Window.of(micro_batch["attention_mask"]))
-        scores = self.model(**inputs).logits[..., 0].float()
-        columns = torch.arange(1, scores.shape[-1] + 1, device=self.device)
-        last = (inputs["attention_mask"] * columns).argmax(dim=-1, keepdim=True)
-        return scores.gather(-1, last).squeeze(-1)
+    def _answer(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
+        make_call = packed_call if packed else padded_call
+        return self.root(make_call(micro_batch, self.spec.kind, self.device), temperature)
 
-    def _model_inputs(self, micro_batch: TensorDict, window: Window) -> dict[str, Tensor | bool]:
-        columns = ("input_ids", "attention_mask", "position_ids")
-        inputs = {name: micro_batch[name][:, window.left : window.right].to(self.device) for name in columns}
-        return {**inputs, "use_cache": False}
-
-    def _equal_counts(self, micro_batches: list[TensorDict]) -> list[TensorDict | None]:
-        """Padded with None to the largest count of any rank: a forward pass may be collective."""
-        longest = max(self._gather(len(micro_batches)))
-        return [*micro_batches, *[None] * (longest - len(micro_batches))]
+    def _micro_batches(self, data: DataProto, size: int | None, max_tokens: int | None) -> list[Tensor | None]:
+        mask = data.batch["attention_mask"]
+        return split_micro_batches(
+            mask, size, max_tokens, packed=self._packs, largest=lambda count: max(self._gather(count))
+        )
 
     def _forward_idle(self) -> Tensor:
         """A forward pass beside ranks that have more micro-batches than this one; gives a zero with zero gradients."""
-        ones = torch.ones(1, 2, dtype=torch.int64)
-        columns = {"input_ids": ones, "attention_mask": ones, "position_ids": ones.cumsum(-1) - 1}
-        output = self._forward(TensorDict({**columns, "response_mask": ones[:, 1:]}, batch_size=[1]), temperature=1.0)
+        output = self._forward(two_sequences(), temperature=1.0)
         return 0.0 * torch.stack([value.sum() for value in output.values()]).sum()
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
@@ -277,14 +291,10 @@ class Engine(ABC):
 
     def _clip_gradients(self) -> float:
         """Scale the gradients to a global norm of at most `grad_clip`; gives the norm before that."""
-        norm = float(_full(clip_grad_norm_(self.model.parameters(), self.spec.grad_clip)))
+        norm = float(full_tensor(self._clip_grad_norm(self.spec.grad_clip)))
         if not math.isfinite(norm):
             raise NonFiniteError(
                 f"optimizer step {self.num_steps}: the gradient norm is {norm} on rank {self.rank}; "
                 "the weights are unchanged."
             )
         return norm
-
-
-def _full(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value

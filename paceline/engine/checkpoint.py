@@ -9,12 +9,13 @@ Rank 0 reads and writes whole tensors; nothing is unpickled (`weights_only`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -30,6 +32,10 @@ from paceline.engine.model import ModelKind, quiet_transformers, read_model
 from paceline.errors import CheckpointError
 
 OPTIMIZER_FILE = "optimizer.pt"
+_ROOT_PART = "model."
+"""What stands before a parameter's Hugging Face name in the module that is called: see AnswerModel."""
+_FSDP1_PART = "_fsdp_wrapped_module."
+"""What stands in the names of parameters of layers that FSDP1 wraps."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,8 @@ class TrainingState:
     """What is saved: the model as the backend holds it, its optimizer if it trains, and how many steps it made."""
 
     model: PreTrainedModel
+    root: nn.Module
+    """What the backend calls; it has the model as `model`."""
     optimizer: Optimizer | None
     num_steps: int
 
@@ -55,22 +63,21 @@ class Snapshot:
 
 def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
     """Copy a training state into the main memory of rank 0. Collective."""
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    weights = get_model_state_dict(state.model, options=options)
+    weights = _in_main_memory(named_full_tensors(state.root), keep=rank == 0)
     training: dict[str, Any] | None = None
     if state.optimizer is not None:
         # An optimizer that made no step has no moments, and asking for them would count as a step.
-        moments = get_optimizer_state_dict(state.model, state.optimizer, options=options) if state.num_steps else {}
-        training = {"moments": moments.get("state", {}), "num_steps": state.num_steps}
+        sharded = get_optimizer_state_dict(state.root, state.optimizer)["state"] if state.num_steps else {}
+        moments = {
+            _hf_name(name): _in_main_memory(((key, full_tensor(value)) for key, value in parts.items()), keep=rank == 0)
+            for name, parts in sharded.items()
+        }
+        training = {"moments": moments, "num_steps": state.num_steps}
     if rank != 0:
         return Snapshot(rank, state.model, {}, None)
     # Gathered tensors no longer share memory, by which transformers would know a tied weight. It ties them on reading.
     for name in _tied_duplicates(state.model):
         weights.pop(name)
-    # What lies in main memory already, such as AdamW's step counts, is not copied by an offload.
-    for tensors in (weights, *(training["moments"].values() if training else ())):
-        for name, tensor in tensors.items():
-            tensors[name] = tensor.clone()
     return Snapshot(rank, state.model, weights, training)
 
 
@@ -117,17 +124,17 @@ def load_training_state(
         raise CheckpointError(failure)
 
     sharded = len(gather(None)) > 1
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=sharded)
-    set_model_state_dict(state.model, weights, options=options)
+    set_weights(state.root, weights, from_rank0=sharded)
     if state.optimizer is None:
         return num_steps
     if num_steps == 0:
         state.optimizer.state.clear()
         return num_steps
     # The parameter groups are this run's own: hyperparameters come from its configuration, not from the checkpoint.
-    groups = get_optimizer_state_dict(state.model, state.optimizer)["param_groups"]
-    moments = {"state": training["moments"], "param_groups": groups} if rank == 0 else {}
-    set_optimizer_state_dict(state.model, state.optimizer, moments, options=options)
+    groups = get_optimizer_state_dict(state.root, state.optimizer)["param_groups"]
+    moments = {"state": _root_names(training["moments"]), "param_groups": groups} if rank == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=sharded)
+    set_optimizer_state_dict(state.root, state.optimizer, moments, options=options)
     return num_steps
 
 
@@ -143,11 +150,43 @@ def _read_training(folder: Path, state: TrainingState) -> dict[str, Any]:
     if not file.is_file():
         raise CheckpointError(f"it has no {OPTIMIZER_FILE}; it was written by an engine that does not train.")
     training = torch.load(file, weights_only=True, map_location="cpu")
-    expected = {name for name, parameter in state.model.named_parameters() if parameter.requires_grad}
+    expected = {
+        name.replace(_FSDP1_PART, "") for name, parameter in state.model.named_parameters() if parameter.requires_grad
+    }
     if training["num_steps"] and expected != set(training["moments"]):
         differing = expected ^ set(training["moments"])
         raise CheckpointError(f"its optimizer belongs to another model (they differ in {min(differing)}).")
     return training
+
+
+def named_full_tensors(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's state dict by Hugging Face's names, each tensor whole. One at a time is gathered; collective."""
+    for name, value in get_model_state_dict(root).items():
+        yield _hf_name(name), full_tensor(value.detach())
+
+
+def full_tensor(value: torch.Tensor) -> torch.Tensor:
+    """The whole of what ranks hold shares of. Collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def set_weights(root: nn.Module, weights: dict[str, Any], *, from_rank0: bool) -> None:
+    """Put a Hugging Face state dict into the model under `root`. With `from_rank0`, only rank 0 need have it."""
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=from_rank0)
+    set_model_state_dict(root, _root_names(weights), options=options)
+
+
+def _in_main_memory(tensors: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> dict[str, torch.Tensor]:
+    """Copies of all, if they are to be kept; else what is gathered is dropped one by one."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors if keep}
+
+
+def _hf_name(name: str) -> str:
+    return name.removeprefix(_ROOT_PART)
+
+
+def _root_names(values: dict[str, Any]) -> dict[str, Any]:
+    return {_ROOT_PART + name: value for name, value in values.items()}
 
 
 def _tied_duplicates(model: PreTrainedModel) -> set[str]:

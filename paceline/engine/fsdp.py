@@ -4,61 +4,67 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TypeVar
+from abc import abstractmethod
+from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp._runtime_utils import _reshard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
+from paceline.engine.answers import AnswerModel
 from paceline.engine.base import Engine
+from paceline.engine.checkpoint import set_weights
 from paceline.engine.distributed import ensure_process_group, gather_objects
-from paceline.engine.model import build_empty_model, build_model
+from paceline.engine.model import build_empty_model
 from paceline.engine.registry import register_engine
 
-# A linear head's output is a view. It is only read: see Engine._forward.
-warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+for _message in (
+    # What the module gives may be a view. It is only read: see Engine._forward.
+    "FSDP2-wrapped module .* returned a view tensor",
+    # FSDP1 on one rank has nothing to shard.
+    "FSDP is switching to use `NO_SHARD`",
+    "When using ``NO_SHARD`` for ``ShardingStrategy``",
+    # Called by torch's own functions for checkpoints.
+    "FSDP.state_dict_type",
+):
+    warnings.filterwarnings("ignore", message=_message)
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-@register_engine("fsdp2")
-class Fsdp2Engine(Engine):
-    """`fully_shard` on each decoder layer and on the whole, over all ranks of the default group."""
+class ShardedEngine(Engine):
+    """The model in shares over all ranks of the default group; each decoder layer is gathered on its own."""
+
+    root: Any
 
     def _build_model(self) -> PreTrainedModel:
-        """Rank 0 reads the weights and sends each rank its share, so a fresh value head is the same everywhere."""
+        """Only rank 0 reads the weights, so a fresh value head is the same everywhere."""
         ensure_process_group(self.spec.device)
-        train = self.spec.optim is not None
         if self.rank == 0:
-            model = build_model(self.spec.model, self.spec.kind, train=train)
-            full_weights = model.state_dict()
-        else:
-            model = build_empty_model(self.spec.model, self.spec.kind, train=train)
-            full_weights = {}
+            return super()._build_model()
+        return build_empty_model(self.spec.model, self.spec.kind, train=self.spec.optim is not None)
 
+    def _distribute(self, answers: AnswerModel) -> nn.Module:
+        """Rank 0 sends each rank its share."""
+        full_weights = answers.model.state_dict() if self.rank == 0 else {}
         mesh = init_device_mesh(self.spec.device, (self.world_size,))
-        for layer in _decoder_layers(model):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                # The gradient is to be the sum over ranks: each rank's loss is its share of the mini-batch's already.
-                module.set_gradient_divide_factor(1.0)
-                # gloo can sum, not scale and sum.
-                module.set_force_sum_reduction_for_comms(True)
-
-        set_model_state_dict(
-            model, full_weights, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        )
+        root = self._shard(answers, _decoder_layers(answers.model), mesh)
+        set_weights(root, full_weights, from_rank0=True)
         # The tables of the rotary embeddings are in no state dict.
-        for buffer in model.buffers():
+        for buffer in root.buffers():
             dist.broadcast(buffer, src=0)
-        return model
+        return root
+
+    @abstractmethod
+    def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
+        """`answers` with parameters in shares, gathered for each of `layers` and for the rest around their calls."""
 
     @property
     def rank(self) -> int:
@@ -71,9 +77,63 @@ class Fsdp2Engine(Engine):
     def _gather(self, value: T) -> list[T]:
         return gather_objects(value)
 
+
+@register_engine("fsdp2")
+class Fsdp2Engine(ShardedEngine):
+    """`fully_shard`: parameters are DTensors."""
+
+    def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
+        for module in (*layers, answers):
+            fully_shard(module, mesh=mesh)
+        for module in answers.modules():
+            if isinstance(module, FSDPModule):
+                # The gradient is to be the sum over ranks: each rank's loss is its share of the mini-batch's already.
+                module.set_gradient_divide_factor(1.0)
+                # gloo can sum, not scale and sum.
+                module.set_force_sum_reduction_for_comms(True)
+        return answers
+
     def _after_inference(self) -> None:
         # The root keeps its parameters whole for a backward pass, which here won't come.
-        self.model.reshard()
+        self.root.reshard()
+
+
+@register_engine("fsdp")
+class FsdpEngine(ShardedEngine):
+    """`FullyShardedDataParallel`, FSDP's first version: parameters are pieces of one flat tensor per layer."""
+
+    def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
+        root = FullyShardedDataParallel(
+            answers,
+            auto_wrap_policy=ModuleWrapPolicy({type(layer) for layer in layers}),
+            # Without it, a module on a CPU is taken for one that is yet to be moved.
+            device_id=torch.device(self.spec.device),
+            device_mesh=mesh,
+            use_orig_params=True,
+        )
+        if self.world_size > 1:
+            # FSDP1 would divide by the number of ranks.
+            root.register_comm_hook(None, _sum_over_ranks)
+        return root
+
+    def _clip_grad_norm(self, max_norm: float) -> Tensor:
+        return self.root.clip_grad_norm_(max_norm)
+
+    def _move_parameters(self, device: str) -> None:
+        # Module.to would silently end the reduction of gradients.
+        for module in FullyShardedDataParallel.fsdp_modules(self.root):
+            if module._handle is not None:
+                module._handle.flat_param_to(torch.device(device))
+                module._handle.flat_param._local_shard = module._handle.flat_param.data
+
+    def _after_inference(self) -> None:
+        # As above; FSDP1 has no public call for it. A single rank has nothing to shard.
+        if self.world_size > 1:
+            _reshard(self.root, self.root._handle, True)
+
+
+def _sum_over_ranks(state: None, gradient: Tensor, share: Tensor) -> None:
+    dist.reduce_scatter_single(share, gradient)
 
 
 def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:

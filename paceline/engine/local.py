@@ -6,8 +6,8 @@ import os
 
 from transformers import PreTrainedModel
 
+from paceline.engine.answers import AnswerModel
 from paceline.engine.base import Engine
-from paceline.engine.model import build_model
 from paceline.engine.registry import register_engine
 from paceline.errors import ConfigError
 
@@ -16,6 +16,9 @@ from paceline.errors import ConfigError
 class LocalEngine(Engine):
     """The plain model. Several ranks may each hold one to infer with; training would let their weights drift apart."""
 
+    def _distribute(self, answers: AnswerModel) -> AnswerModel:
+        return answers.to(self.device)
+
     def _build_model(self) -> PreTrainedModel:
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if self.spec.optim is not None and world_size > 1:
@@ -23,8 +26,7 @@ class LocalEngine(Engine):
                 f"strategy=local trains in one process, but this role has {world_size}; "
                 "set strategy=fsdp2 or give the role one device."
             )
-        model = build_model(self.spec.model, self.spec.kind, train=self.spec.optim is not None)
-        return model.to(self.device)
+        return super()._build_model()
 
     @property
     def module(self) -> PreTrainedModel:

@@ -1,40 +1,97 @@
-"""Micro-batches: rows that go through the model together, without the columns that none of them uses."""
+"""Which rows of a mini-batch go through the model together: so many rows, or so many tokens.
+
+The tokens of a micro-batch are those that the model computes: with packing the sum of its rows' tokens, without it
+rows x (longest prompt + longest response), padding included.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from tensordict import TensorDict
+from torch import Tensor
 
 
-def split_micro_batches(batch: TensorDict, micro_batch_size: int) -> list[TensorDict]:
-    """The rows of `batch` in order, `micro_batch_size` at a time; the last part may be smaller."""
-    if micro_batch_size < 1:
-        raise ValueError(f"micro_batch_size is {micro_batch_size}; set it to 1 or more.")
-    if len(batch) == 0:
+def split_micro_batches(
+    attention_mask: Tensor,
+    size: int | None,
+    max_tokens: int | None,
+    *,
+    packed: bool = False,
+    largest: Callable[[int], int] = lambda count: count,
+) -> list[Tensor | None]:
+    """Row numbers of each micro-batch of `size` rows or of at most `max_tokens` tokens, whichever is given.
+
+    By tokens, micro-batches have about equal work, longest rows first; a row that is longer than that is alone.
+    `attention_mask` is (batch, length). A forward pass may be collective: `largest` gives the largest count of any
+    rank; rows are split into that many, and where they don't suffice, None stands for a pass without rows.
+    """
+    if (size is None) == (max_tokens is None):
+        raise ValueError(f"give the micro-batch size or max_tokens; got {size} and {max_tokens}.")
+    if (limit := size or max_tokens or 0) < 1:
+        raise ValueError(f"a micro-batch of {limit} {'rows' if max_tokens is None else 'tokens'}; set it to 1 or more.")
+    if len(attention_mask) == 0:
         raise ValueError("the batch has no rows; give every rank at least one.")
-    return list(batch.split(micro_batch_size, dim=0))
+    if size is not None:
+        parts = list(torch.arange(len(attention_mask)).split(size))
+        count = largest(len(parts))
+    else:
+        rows = sorted(_rows(attention_mask), key=lambda row: -row.tokens)
+        count = largest(len(_fill(rows, limit, packed)))
+        parts = [torch.tensor(group) for group in _balanced(rows, count, limit, packed)]
+    return [*parts, *[None] * (count - len(parts))]
+
+
+def _balanced(rows: Sequence[_Row], count: int, limit: int, packed: bool) -> list[list[int]]:
+    """The rows in at most `count` groups as equal as they get: by the smallest limit that gives no more."""
+    if count >= len(rows):
+        return [[row.number] for row in rows]
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high) // 2
+        if len(_fill(rows, middle, packed)) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return _fill(rows, low, packed)
 
 
 @dataclass(frozen=True)
-class Window:
-    """Columns [left, right) of `input_ids` that matter to a micro-batch; what lies outside is padding of every row."""
+class _Row:
+    number: int
+    start: int
+    """First column that it attends to."""
+    end: int
+    """One behind the last."""
+    tokens: int
 
-    left: int
-    right: int
 
-    @classmethod
-    def of(cls, attention_mask: torch.Tensor) -> Window:
-        """The columns that at least one row attends to; of a batch that attends to nothing, the first column."""
-        used = attention_mask.any(dim=0).nonzero()
-        if len(used) == 0:
-            return cls(0, 1)
-        return cls(int(used[0]), int(used[-1]) + 1)
+def _rows(attention_mask: Tensor) -> list[_Row]:
+    width = attention_mask.shape[-1]
+    attended = attention_mask.bool()
+    columns = torch.arange(width, device=attention_mask.device)
+    starts = torch.where(attended, columns, width - 1).amin(dim=-1).tolist()
+    ends = (torch.where(attended, columns, 0).amax(dim=-1) + 1).tolist()
+    # A row that attends to nothing still takes a token through the model.
+    tokens = attended.sum(dim=-1).clamp(min=1).tolist()
+    return [
+        _Row(number, min(start, end - 1), end, count)
+        for number, (start, end, count) in enumerate(zip(starts, ends, tokens, strict=True))
+    ]
 
-    @classmethod
-    def of_responses(cls, attention_mask: torch.Tensor, num_response_columns: int) -> Window:
-        """As `of`, but at least the last prompt column, which predicts the first token, and one response column."""
-        window = cls.of(attention_mask)
-        first_response = attention_mask.shape[-1] - num_response_columns
-        return cls(min(window.left, first_response - 1), max(window.right, first_response + 1))
+
+def _fill(rows: Sequence[_Row], limit: int, packed: bool) -> list[list[int]]:
+    """Each group takes rows in order as long as it keeps within `limit` tokens."""
+    groups: list[list[int]] = []
+    start = end = tokens = 0
+    for row in rows:
+        joint = (min(start, row.start), max(end, row.end), tokens + row.tokens)
+        size = joint[2] if packed else (joint[1] - joint[0]) * (len(groups[-1]) + 1 if groups else 1)
+        if groups and size <= limit:
+            groups[-1].append(row.number)
+            start, end, tokens = joint
+        else:
+            groups.append([row.number])
+            start, end, tokens = row.start, row.end, row.tokens
+    return groups

@@ -13,7 +13,11 @@ from paceline.errors import ConfigError
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
 
 # Imported on first use: a backend may need a heavy or optional package.
-_BUILTIN_MODULES = {"local": "paceline.engine.local", "fsdp2": "paceline.engine.fsdp"}
+_BUILTIN_MODULES = {
+    "local": "paceline.engine.local",
+    "fsdp": "paceline.engine.fsdp",
+    "fsdp2": "paceline.engine.fsdp",
+}
 _ENGINES: dict[str, type[Engine]] = {}
 
 

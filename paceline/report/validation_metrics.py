@@ -64,14 +64,6 @@ def validation_metrics(
     return metrics
 
 
-def accuracy(info: Mapping[str, np.ndarray], num_rows: int) -> np.ndarray:
-    """`acc` of each row; NaN where the scorer has no such thing, 0 where grading failed or timed out."""
-    values = np.asarray(info.get("acc", np.full(num_rows, np.nan)), dtype=float).copy()
-    for flag in ("timeout", "grader_error"):
-        values[np.asarray(info.get(flag, np.zeros(num_rows)), dtype=bool)] = 0.0
-    return values
-
-
 def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values, dtype=float))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from paceline.rewards.build import make_reward_manager
-from paceline.rewards.combine import add_model_scores, combine_scores, uses_model
+from paceline.rewards.combine import add_model_scores, at_last_token, combine_scores, uses_model
 from paceline.rewards.custom import CustomReward, load_custom_reward
 from paceline.rewards.manager import RewardManager
 from paceline.rewards.overlong import Overlong, overlong_penalty
 from paceline.rewards.registry import Scorer, _select_rm_score_fn, known_sources, register_scorer
-from paceline.rewards.report import reward_metrics
+from paceline.rewards.report import columns_of, reward_metrics, settle_accuracy
 
 __all__ = [
     "CustomReward",
@@ -17,6 +17,8 @@ __all__ = [
     "Scorer",
     "_select_rm_score_fn",
     "add_model_scores",
+    "at_last_token",
+    "columns_of",
     "combine_scores",
     "known_sources",
     "load_custom_reward",
@@ -24,5 +26,6 @@ __all__ = [
     "overlong_penalty",
     "register_scorer",
     "reward_metrics",
+    "settle_accuracy",
     "uses_model",
 ]

@@ -25,7 +25,8 @@ def make_reward_manager(cfg: PPOConfig, tokenizer: Any, num_examine: int) -> Rew
         num_examine,
         compute_score=load_custom_reward(custom.path, custom.name, custom.reward_kwargs) if custom.path else None,
         reward_fn_key=cfg.data.reward_fn_key,
-        on_error=rewards.on_error,
+        # Each process sees only its share of a batch: whether all of it failed is for the trainer to say.
+        on_error=rewards.on_error or "zero_and_count",
         max_retries=rewards.max_retries,
         weights=rewards.weights if rewards.enable else None,
         scorers=dict.fromkeys(shipped, code_scorer(rewards.sandbox)),

@@ -80,7 +80,8 @@ def grade_all(
         for place, result, count in zip(group, graded, retries, strict=True):
             if isinstance(result, Exception):
                 failures[place] = result
-                result = {"score": 0.0, "grader_error": True, "timeout": isinstance(result, TimeoutError)}
+                timeout = isinstance(result, TimeoutError)
+                result = {"score": 0.0, "grader_error": True, "timeout": timeout, "error": repr(result)}
             results[place] = {**result, "retries": count} if on_error == "retry" else result
         if failures and on_error == "raise":
             break

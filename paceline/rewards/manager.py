@@ -17,7 +17,7 @@ from paceline.rewards.functions import RewardFunction, Row
 from paceline.rewards.grading import Grader, OnError, grade_all, grader_of_function, grader_of_scorer
 from paceline.rewards.overlong import Overlong, overlong_penalty
 from paceline.rewards.registry import Scorer, registered_scorers
-from paceline.rewards.report import extra_info_columns, reward_metrics
+from paceline.rewards.report import extra_info_columns, reward_metrics, settle_accuracy
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto
@@ -176,6 +176,7 @@ class RewardManager:
                 for place in range(len(rows))
             ]
         )
+        info = settle_accuracy([row.data_source for row in rows], info)
         if self.overlong is not None:
             self._punish_length(info, mask.sum(dim=-1), self.overlong)
         return info

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["extra_info_columns", "reward_metrics"]
+__all__ = ["columns_of", "extra_info_columns", "reward_metrics", "settle_accuracy"]
 
 FLAGS = ("extracted", "timeout", "grader_error", "empty", "has_rule")
 """Columns of every batch, beside `score`."""
@@ -18,21 +18,41 @@ UNNAMED = "unknown"
 """The source in metrics of rows that have none."""
 
 
-def extra_info_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """One array (batch,) per key of the results; a row without the key has NaN, or None where values are no numbers."""
-    info: dict[str, np.ndarray] = {"score": np.array([row["score"] for row in rows], dtype=np.float32)}
-    for flag in FLAGS:
-        info[flag] = np.array([bool(row.get(flag, _DEFAULTS.get(flag, False))) for row in rows], dtype=bool)
-    for key in dict.fromkeys(key for row in rows for key in row if key not in info):
-        values = [row.get(key) for row in rows]
-        if all(isinstance(value, int | float | np.number | None) for value in values):
-            info[key] = np.array([math.nan if value is None else value for value in values], dtype=np.float32)
+def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """One array (batch,) per field of the rows: NaN, or None among things that are no numbers, where a row lacks it.
+
+    >>> columns_of([{"acc": 1.0}, {}])
+    {'acc': array([ 1., nan])}
+    """
+    columns = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        if all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values):
+            columns[name] = np.array([math.nan if value is None else value for value in values])
         else:
-            info[key] = np.empty(len(rows), dtype=object)
-            info[key][:] = values
-    if "acc" in info:
-        info["acc"][info["empty"] & info["has_rule"]] = 0.0  # silence is wrong, not ungraded
-    return info
+            columns[name] = np.empty(len(rows), dtype=object)
+            columns[name][:] = values
+    return columns
+
+
+def extra_info_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """The columns of graded rows, with a `score` and all flags."""
+    flags = [{flag: bool(row.get(flag, _DEFAULTS.get(flag, False))) for flag in FLAGS} for row in rows]
+    info = columns_of([{"score": row["score"], **known, **row} for row, known in zip(rows, flags, strict=True)])
+    info["score"] = info["score"].astype(np.float32)
+    return info | {flag: info[flag].astype(bool) for flag in FLAGS}
+
+
+def settle_accuracy(sources: Sequence[Any], info: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With `acc` 0 where a response was empty, timed out or could not be graded, in sources that have an accuracy."""
+    if "acc" not in info or info["acc"].dtype == object:
+        return dict(info)
+    accuracy = info["acc"].astype(float)
+    measured = {source for source, value in zip(sources, accuracy, strict=True) if not math.isnan(value)}
+    has_accuracy = np.array([source in measured for source in sources], dtype=bool)
+    nothing = sum(_flag(info, flag, len(sources)) for flag in ("empty", "timeout", "grader_error")) > 0
+    silent = has_accuracy & nothing & _flag(info, "has_rule", len(sources))
+    return {**info, "acc": np.where(silent, 0.0, accuracy)}
 
 
 def reward_metrics(sources: Sequence[Any], info: Mapping[str, np.ndarray]) -> dict[str, float]:

@@ -75,8 +75,8 @@ class RolloutSpec:
     model: ModelConfig
     """Where the model's configuration and first weights are."""
     module: Callable[[], PreTrainedModel]
-    """Gives a Hugging Face model to sample from: the actor's own module where it lies whole in this process, else a copy
-    that `update_weights` fills. Not called by engines that have models of their own."""
+    """Gives a Hugging Face model to sample from: the actor's own module where it lies whole in this process, else a
+    copy that `update_weights` fills. Not called by engines that have models of their own."""
     config: RolloutConfig
     max_prompt_length: int
     max_response_length: int

@@ -41,9 +41,7 @@ class HfRollout(RolloutEngine):
         check_finite(completions)
         return completions
 
-    def _generate_batch(
-        self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]
-    ) -> list[Completion]:
+    def _generate_batch(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         width, device = max(len(prompt) for prompt in prompts), self.model.device
         input_ids = torch.tensor([[self.pad_token_id] * (width - len(prompt)) + prompt for prompt in prompts])
         lengths = torch.tensor([len(prompt) for prompt in prompts])

@@ -9,11 +9,9 @@ a bad configuration and --help answer at once.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -26,12 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 from paceline.config import PPOConfig
 from paceline.config.checks import KnownNames, validate
 from paceline.config.describe import render_help
-from paceline.config.keys import nearest
-from paceline.config.load import Config, load_config, read_config, to_dictconfig
+from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
-from paceline.errors import ConfigError, PacelineError, WorkerError
-from paceline.trainer.constants_ppo import merged_runtime_env
+from paceline.errors import ConfigError, PacelineError
 from paceline.trainer.device import detect_device
+from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
 if TYPE_CHECKING:
     from paceline.rewards import RewardManager
@@ -39,9 +36,6 @@ if TYPE_CHECKING:
     from paceline.trainer.ppo.roles import ResourcePoolManager
 
 logger = logging.getLogger(__name__)
-
-LOG_SECONDS = 0.5
-"""How long Ray may take to bring a worker's last lines to this terminal; what comes later is lost at its shutdown."""
 
 AnyConfig = TypeVar("AnyConfig", DictConfig, PPOConfig)
 
@@ -152,84 +146,7 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     _warn_of_idle_devices(cfg)
 
     with running_ray(cfg) as options:
-        _run_to_end(task_runner_class or TaskRunner, options, to_dictconfig(cfg))
-
-
-@contextmanager
-def running_ray(cfg: PPOConfig) -> Iterator[dict[str, Any]]:
-    """The Ray that is running, or one for this block alone; gives the options of the actor or task that drives the run.
-
-    Errors of paceline that come out of Ray inside the block are raised as themselves. Ray's own timeline is written
-    when the block ends well and the configuration asks for it.
-    """
-    import ray
-    from ray.exceptions import RayError, RayTaskError
-
-    owns_ray = not ray.is_initialized()
-    environment = _start_ray(cfg) if owns_ray else _options_in_running_ray(cfg)
-    try:
-        # 0 CPUs: the driver of the run waits most of the time, and must not take a device's place on a small machine.
-        yield {"num_cpus": 0, **environment}
-        if cfg.ray_kwargs.timeline_json_file:
-            Path(cfg.ray_kwargs.timeline_json_file).parent.mkdir(parents=True, exist_ok=True)
-            ray.timeline(filename=cfg.ray_kwargs.timeline_json_file)
-    except RayTaskError as error:
-        if isinstance(error.cause, PacelineError):
-            raise error.cause from None
-        raise
-    except RayError as error:  # the process that drove the run died, or its node
-        raise WorkerError("task_runner", 0, "run", str(error)) from None
-    finally:
-        if owns_ray:
-            time.sleep(LOG_SECONDS)
-            ray.shutdown()
-
-
-def _run_to_end(task_runner_class: Any, options: dict[str, Any], config: DictConfig) -> None:
-    """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
-    import ray
-    from ray.actor import ActorClass
-
-    is_remote = isinstance(task_runner_class, ActorClass)
-    actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
-    if is_remote:  # its author chose its resources
-        options = {name: value for name, value in options.items() if name != "num_cpus"}
-    runner = actor_class.options(**options).remote()
-    try:
-        ray.get(runner.run.remote(config))
-    except BaseException:
-        ray.kill(runner)
-        raise
-
-
-def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
-    """ray.init with ray_kwargs.ray_init. Gives the options of the TaskRunner: none, the job has the environment."""
-    import ray
-
-    ray_init = dict(cfg.ray_kwargs.ray_init)
-    known = [name for name in inspect.signature(ray.init).parameters if name != "kwargs"]
-    problems = []
-    for name in ray_init:
-        if name not in known and not name.startswith("_"):
-            close = nearest(name, known)
-            hint = f"; did you mean {close}?" if close else "."
-            problems.append(f"ray_kwargs.ray_init.{name} is no argument of ray.init{hint}")
-    if problems:
-        raise ConfigError(problems)
-    runtime_env = merged_runtime_env(ray_init.pop("runtime_env", None), transfer_queue=cfg.transfer_queue.enable)
-    ray.init(**{"include_dashboard": False, **ray_init, "runtime_env": runtime_env})
-    return {}
-
-
-def _options_in_running_ray(cfg: PPOConfig) -> dict[str, Any]:
-    """The options of the TaskRunner in a Ray that someone else started: only variables can still be set."""
-    ray_init = dict(cfg.ray_kwargs.ray_init)
-    runtime_env = merged_runtime_env(ray_init.pop("runtime_env", None), transfer_queue=cfg.transfer_queue.enable)
-    variables = runtime_env.pop("env_vars")
-    unused = [*ray_init, *(f"runtime_env.{name}" for name in runtime_env)]
-    if unused:
-        logger.warning("Ray is running already, so these keys of ray_kwargs.ray_init are not used: %s", unused)
-    return {"runtime_env": {"env_vars": variables}}
+        run_with_restarts(task_runner_class or TaskRunner, options, cfg)
 
 
 def complete_config(config: Config) -> PPOConfig:
@@ -256,16 +173,19 @@ def known_names(cfg: PPOConfig) -> KnownNames:
     advantages = "paceline.algorithms.advantages"
     if _is_registered(advantages, "get_adv_estimator", estimator) and estimator not in known.adv_estimators:
         registry = sys.modules[advantages]
-        needs_critic, needs_groups = registry.needs_critic(estimator), registry.needs_groups(estimator)
+        needs_critic, needs_groups, needs_baseline = (
+            ask(estimator) for ask in (registry.needs_critic, registry.needs_groups, registry.needs_baseline)
+        )
         known = dataclasses.replace(
             known,
             adv_estimators=(*known.adv_estimators, estimator),
             critic_estimators=(*known.critic_estimators, *([estimator] if needs_critic else [])),
             group_estimators=(*known.group_estimators, *([estimator] if needs_groups else [])),
+            baseline_estimators=(*known.baseline_estimators, *([estimator] if needs_baseline else [])),
         )
     if _is_registered("paceline.algorithms.policy_loss", "get_policy_loss", actor.policy_loss.loss_mode):
         known = dataclasses.replace(known, policy_losses=(*known.policy_losses, actor.policy_loss.loss_mode))
-    for strategy in (actor.strategy, cfg.critic.strategy):
+    for strategy in (actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy):
         if _is_registered("paceline.engine.registry", "get_engine", strategy):
             known = dataclasses.replace(known, strategies=(*known.strategies, strategy))
     if _is_registered("paceline.rollout.registry", "get_rollout", cfg.actor_rollout_ref.rollout.name):
@@ -327,9 +247,10 @@ def errors_as_exit_codes() -> Iterator[None]:
     except PacelineError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(2 if isinstance(error, ConfigError) else 1)
-    except KeyboardInterrupt:
-        sys.stderr.write("stopped by Ctrl-C\n")
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        terminated = isinstance(interrupt, Terminated)
+        sys.stderr.write(f"stopped by {'SIGTERM' if terminated else 'Ctrl-C'}\n")
+        sys.exit(143 if terminated else 130)
 
 
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)

@@ -15,15 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
-from paceline.config import ActorRolloutRefConfig, CriticConfig, ModelConfig, OptimConfig, RewardModelConfig
+from paceline.config import (
+    ActorRolloutRefConfig,
+    CriticConfig,
+    ModelConfig,
+    OptimConfig,
+    RefConfig,
+    RewardModelConfig,
+    RolloutConfig,
+)
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
 from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
-from paceline.rollout.base import RolloutEngine, SamplingParams
+from paceline.rewards.combine import at_last_token
+from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.registry import get_rollout
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
@@ -42,6 +52,7 @@ class RunContext:
     device: str
     total_optimizer_steps: int
     """Optimizer steps of this role in the whole run: the length of its learning-rate schedule."""
+    max_prompt_length: int
     max_response_length: int
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int = 0
@@ -50,6 +61,11 @@ class RunContext:
 def role_method(dispatch_mode: DispatchMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """A remote method that answers with a future."""
     return register(dispatch_mode=dispatch_mode, blocking=False)
+
+
+def micro_batches(rows: int, dynamic: bool, max_tokens: int) -> dict[str, int]:
+    """How an engine is to divide a batch: into so many rows or, if dynamic, into so many tokens at most."""
+    return {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": rows}
 
 
 class EngineWorker(Worker):
@@ -94,21 +110,20 @@ class EngineWorker(Worker):
         data: DataProto,
         make_loss: Callable[[MiniBatch], LossFn],
         *,
-        micro_batch_size: int,
         temperature: float = 1.0,
+        **sizes: int,
     ) -> list[dict[str, float]]:
-        """One optimizer step per mini-batch, in the order that the driver dealt (`deal_mini_batches`)."""
+        """One optimizer step per mini-batch, in the order that the driver dealt (`deal_mini_batches`).
+
+        `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`.
+        """
         metrics = []
         for _ in range(data.meta_info["passes"]):
             start = 0
             for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
                 shard = data[start : start + mini_batch.rows_per_shard]
                 start += mini_batch.rows_per_shard
-                metrics.append(
-                    engine.train_batch(
-                        shard, make_loss(mini_batch), micro_batch_size=micro_batch_size, temperature=temperature
-                    )
-                )
+                metrics.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
         return metrics
 
     @property
@@ -182,23 +197,31 @@ class ActorRolloutRefWorker(EngineWorker):
             self.reference = self.build_engine(config.actor.strategy, config.model, kind="causal_lm")
         if self.is_rollout:
             self.rollout = self._build_rollout()
+            self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
 
     def _build_rollout(self) -> RolloutEngine:
-        """On the actor's own weights where they lie whole in this process, else on a copy that follows them."""
+        return get_rollout(self.config.rollout.name).from_spec(
+            RolloutSpec(
+                model=self.config.model,
+                module=self._module_to_sample_from,
+                config=self.config.rollout,
+                max_prompt_length=self.run.max_prompt_length,
+                max_response_length=self.run.max_response_length,
+                eos_token_ids=frozenset(self.run.eos_token_ids) - {None},
+                pad_token_id=self.run.pad_token_id,
+                device=self.run.device,
+            )
+        )
+
+    def _module_to_sample_from(self) -> PreTrainedModel:
+        """The actor's own module where it lies whole in this process, else a copy that follows it."""
         shared = self.actor.module if self.actor is not None else None
         model = build_model(self.config.model, "causal_lm", train=False) if shared is None else shared
-        also_ends = model.generation_config.eos_token_id  # chat models end a turn by a token of their own
-        also_ends = also_ends if isinstance(also_ends, list) else [also_ends]
-        return get_rollout(self.config.rollout.name)(
-            model.to(self.run.device),
-            eos_token_ids={*self.run.eos_token_ids, *also_ends} - {None},
-            pad_token_id=self.run.pad_token_id,
-            max_num_seqs=self.config.rollout.max_num_seqs,
-        )
+        return model.to(self.run.device)
 
     def on_new_weights(self) -> None:
         # A copy is refreshed when it is next used, so that a save between two updates costs no gather.
-        self.rollout_is_stale = self.is_rollout and self.actor.module is None
+        self.rollout_is_stale = self.is_rollout and (self.rollout.keeps_own_weights or self.actor.module is None)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -208,15 +231,14 @@ class ActorRolloutRefWorker(EngineWorker):
             self.rollout_is_stale = False
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
         completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
+        self.rollout.sleep()
         return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs of the responses under the policy as it is now."""
         output = self.actor.infer_batch(
-            data,
-            micro_batch_size=self.config.rollout.log_prob_micro_batch_size_per_gpu,
-            temperature=self.config.rollout.temperature,
+            data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.rollout)
         )
         return DataProto.from_dict(tensors={"old_log_probs": output["log_probs"]})
 
@@ -224,9 +246,7 @@ class ActorRolloutRefWorker(EngineWorker):
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs of the responses under the frozen reference."""
         output = self.reference.infer_batch(
-            data,
-            micro_batch_size=self.config.ref.log_prob_micro_batch_size_per_gpu,
-            temperature=self.config.rollout.temperature,
+            data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.ref)
         )
         return DataProto.from_dict(tensors={"ref_log_prob": output["log_probs"]})
 
@@ -238,11 +258,21 @@ class ActorRolloutRefWorker(EngineWorker):
             self.actor,
             data,
             lambda mini_batch: actor_loss(config, mini_batch),
-            micro_batch_size=config.ppo_micro_batch_size_per_gpu,
             temperature=self.config.rollout.temperature,
+            **micro_batches(
+                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+            ),
         )
         self.on_new_weights()
         return mean_metrics(steps, "actor")
+
+    def _log_prob_sizes(self, section: RolloutConfig | RefConfig) -> dict[str, int]:
+        actor, dynamic = self.config.actor, section.log_prob_use_dynamic_bsz
+        return micro_batches(
+            section.log_prob_micro_batch_size_per_gpu,
+            actor.use_dynamic_bsz if dynamic is None else dynamic,
+            section.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu,
+        )
 
 
 class TrainingWorker(EngineWorker):
@@ -259,7 +289,7 @@ class TrainingWorker(EngineWorker):
 
     @property
     def trained_engine(self) -> Engine | None:
-        return self.engine
+        return None if isinstance(self.config, RewardModelConfig) else self.engine
 
     @role_method(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -284,30 +314,37 @@ class TrainingWorker(EngineWorker):
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
         """The model's score of each response, at its last token; an empty response gets none."""
-        mask = data.batch["response_mask"]
-        places = torch.arange(1, mask.shape[-1] + 1) * mask
-        is_last = (places == places.amax(dim=-1, keepdim=True)) & mask.bool()
-        scores = self.score(data).float()
-        return DataProto.from_dict(tensors={"rm_scores": torch.where(is_last, scores[:, None], 0.0)})
+        scores = at_last_token(self.score(data), data.batch["response_mask"])
+        return DataProto.from_dict(tensors={"rm_scores": scores})
 
     def score(self, data: DataProto) -> torch.Tensor:
         """One number (batch,) for each response. `data` has the model inputs and the chats, as column `raw_prompt`."""
         inputs = DataProto.from_tensordict(self.judged_text(data))
-        return self.engine.infer_batch(inputs, micro_batch_size=self.config.micro_batch_size_per_gpu)["scores"]
+        config = self.config
+        sizes = micro_batches(
+            config.micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
+        )
+        return self.engine.infer_batch(inputs, **sizes)["scores"]
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """The value of the state before each response token."""
-        output = self.engine.infer_batch(data, micro_batch_size=self.config.forward_micro_batch_size_per_gpu)
+        config = self.config
+        max_tokens = config.forward_max_token_len_per_gpu or config.ppo_max_token_len_per_gpu
+        sizes = micro_batches(config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz, max_tokens)
+        output = self.engine.infer_batch(data, **sizes)
         return DataProto.from_dict(tensors={"values": output["values"]})
 
     @role_method(Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """The value update over the dealt mini-batches; metrics of the whole update."""
+        config = self.config
         steps = self.train(
             self.engine,
             data,
-            lambda mini_batch: critic_loss(self.config, mini_batch),
-            micro_batch_size=self.config.ppo_micro_batch_size_per_gpu,
+            lambda mini_batch: critic_loss(config, mini_batch),
+            **micro_batches(
+                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+            ),
         )
         return mean_metrics(steps, "critic")

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.algorithms.aggregation import LossNormaliser, agg_loss
 from paceline.algorithms.kl import kl_penalty
 from paceline.algorithms.masking import masked_sum
-from paceline.algorithms.policy_loss import get_policy_loss
+from paceline.algorithms.policy_loss import get_policy_loss, truncated_importance_weights
 from paceline.algorithms.value_loss import clipped_value_loss
 from paceline.config import ActorConfig, CriticConfig
 from paceline.engine.base import LossFn
@@ -47,15 +47,21 @@ def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
     def loss_fn(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         log_probs, entropy, mask = output["log_probs"], output["entropy"], micro_batch["response_mask"]
         agg = mini_batch.aggregate(mask, config.loss_agg_mode)
+        policy_agg = agg
         # Without an old-log-prob pass this is the only optimizer step on the batch: the old policy is this one.
         old_log_probs = micro_batch.get("old_log_probs", None)
         old_log_probs = log_probs.detach() if old_log_probs is None else old_log_probs
+        if config.tis_imp_ratio_cap > 0:
+            weights = truncated_importance_weights(
+                old_log_probs, micro_batch["rollout_log_probs"], config.tis_imp_ratio_cap
+            )
+            policy_agg = lambda matrix: agg(weights * matrix)  # noqa: E731
         pg_loss, token_sums = policy_loss(
             old_log_probs,
             log_probs,
             micro_batch["advantages"],
             mask,
-            agg=agg,
+            agg=policy_agg,
             clip_ratio_low=low,
             clip_ratio_high=high,
             clip_ratio_c=config.clip_ratio_c,

@@ -55,7 +55,12 @@ class JudgedText:
 
     def _rewritten(self, data: DataProto) -> list[list[int]]:
         responses = self.policy.batch_decode(_valid(data, "responses", "response_mask"), skip_special_tokens=True)
-        prompts = data.non_tensor_batch["raw_prompt"]
+        prompts = data.non_tensor_batch.get("raw_prompt")
+        if prompts is None:
+            raise DataError(
+                "The reward model has another tokenizer or chat template than the policy and must read the chat "
+                "itself, but the batch has no column raw_prompt. Add it to the rows of your dataset."
+            )
         return [self._tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
 
     def _tokens(self, prompt: Any, response: str) -> list[int]:

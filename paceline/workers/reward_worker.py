@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from paceline.errors import RewardError
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
 
@@ -31,29 +31,14 @@ class RewardWorker(Worker):
         One column, because the rows of another share may have other fields.
         """
         result = self.reward_fns[validation](data, return_dict=True)
+        if not isinstance(result, dict) or "reward_tensor" not in result:
+            raise RewardError(
+                f"the reward function, called with return_dict=True, gave a {type(result).__name__}; it must give a "
+                f"dict with `reward_tensor` (batch, response) and, if it likes, `{EXTRA_INFO}`."
+            )
         info = result.get(EXTRA_INFO, {})
         rows = np.empty(len(data), dtype=object)
         rows[:] = [{name: values[row] for name, values in info.items()} for row in range(len(data))]
         return DataProto.from_dict(
             tensors={"token_level_scores": result["reward_tensor"]}, non_tensors={EXTRA_INFO: rows}
         )
-
-
-def extra_info_columns(graded: DataProto) -> dict[str, np.ndarray]:
-    """The fields of all rows as arrays (batch,): NaN, or None among things that are no numbers, where a row lacks one.
-
-    >>> graded = DataProto.from_dict(non_tensors={EXTRA_INFO: np.array([{"acc": 1.0}, {}], dtype=object)})
-    >>> extra_info_columns(graded)
-    {'acc': array([ 1., nan])}
-    """
-    rows = graded.non_tensor_batch[EXTRA_INFO]
-    columns = {}
-    for name in dict.fromkeys(name for row in rows for name in row):
-        values = [row.get(name) for row in rows]
-        numeric = all(isinstance(value, int | float | np.number | np.bool_ | None) for value in values)
-        if numeric:
-            columns[name] = np.array([math.nan if value is None else value for value in values])
-        else:
-            columns[name] = np.empty(len(rows), dtype=object)
-            columns[name][:] = values
-    return columns

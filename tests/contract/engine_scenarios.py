@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tensordict import TensorDict
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from paceline.config import ModelConfig, OptimConfig
-from paceline.engine import Engine, EngineSpec, get_engine
+from paceline.engine import Engine, EngineSpec, get_engine, logprobs
 from paceline.engine.base import LossFn
+from paceline.engine.checkpoint import full_tensor
 from paceline.engine.model import ModelKind
 from paceline.errors import CheckpointError, NonFiniteError
 from paceline.protocol import DataProto
@@ -110,6 +112,21 @@ def num_tokens() -> int:
 LOSSES: dict[ModelKind, LossFn] = {"causal_lm": policy_loss, "value": value_loss, "sequence_classification": score_loss}
 
 OPTIM = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.1)
+# Ways to make the same update: settings of the model, micro-batches, and logits that exist at a time.
+PACKED = ModelConfig(use_remove_padding=True)
+MANY_LOGITS, FEW_LOGITS = logprobs.CHUNK_ELEMENTS, 300
+VARIANTS: dict[str, tuple[ModelConfig, dict[str, int], int]] = {
+    "rows of 1": (ModelConfig(), {"micro_batch_size": 1}, MANY_LOGITS),
+    "all rows": (ModelConfig(), {"micro_batch_size": NUM_ROWS}, MANY_LOGITS),
+    "tokens": (ModelConfig(), {"max_tokens": 22}, MANY_LOGITS),
+    "packed": (PACKED, {"micro_batch_size": 2}, MANY_LOGITS),
+    # With 2 ranks, the rows of the first would make one micro-batch less than those of the second.
+    "packed tokens": (PACKED, {"max_tokens": 10}, MANY_LOGITS),
+    "packed and recomputed": (replace(PACKED, enable_gradient_checkpointing=True), {"max_tokens": 16}, MANY_LOGITS),
+    "logits in chunks": (ModelConfig(), {"micro_batch_size": NUM_ROWS}, FEW_LOGITS),
+    "packed logits in chunks": (PACKED, {"micro_batch_size": NUM_ROWS}, FEW_LOGITS),
+}
+
 # The gradient itself is looked at, so it is not clipped.
 SPEC = EngineSpec(model=ModelConfig(), kind="causal_lm", optim=OPTIM, grad_clip=1e6, total_optimizer_steps=STEPS)
 
@@ -136,12 +153,11 @@ class Rank:
         start = sum(sizes[: self.rank])
         return data[start : start + sizes[self.rank]]
 
-    def train(self, engine: Engine, *, steps: int = STEPS, first: int = 0, micro_batch_size: int = 2) -> list[dict]:
+    def train(self, engine: Engine, *, steps: int = STEPS, first: int = 0, **sizes: int) -> list[dict]:
         loss_fn = LOSSES[engine.spec.kind]
+        sizes = sizes or {"micro_batch_size": 2}
         return [
-            engine.train_batch(
-                self.shard(make_mini_batch(seed)), loss_fn, micro_batch_size=micro_batch_size, temperature=TEMPERATURE
-            )
+            engine.train_batch(self.shard(make_mini_batch(seed)), loss_fn, temperature=TEMPERATURE, **sizes)
             for seed in range(first, first + steps)
         ]
 
@@ -155,11 +171,16 @@ def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
     gradients: list[dict[str, Tensor]] = []
 
     def record(*_: Any) -> None:
-        full = {}
-        for name, parameter in engine.model.named_parameters():
-            grad = parameter.grad
-            full[name] = (grad.full_tensor() if isinstance(grad, DTensor) else grad).clone()
-        gradients.append(full)
+        # FSDP1 holds pieces of gradients; `whole` gathers them, and without FSDP1 does nothing.
+        is_fsdp1 = isinstance(engine.root, FullyShardedDataParallel)
+        whole = FullyShardedDataParallel.summon_full_params(engine.root, with_grads=True) if is_fsdp1 else nullcontext()
+        with whole:
+            gradients.append(
+                {
+                    name.replace("_fsdp_wrapped_module.", ""): full_tensor(parameter.grad).clone()
+                    for name, parameter in engine.model.named_parameters()
+                }
+            )
 
     engine.optimizer.register_step_pre_hook(record)
     return gradients
@@ -202,6 +223,7 @@ def train(rank: Rank) -> None:
     }
     for kind, folder in folders.items():
         engine = rank.engine(replace(SPEC, kind=kind), folder)
+        rank.seen[f"train/{kind}/infer"] = engine.infer_batch(rank.shard(make_mini_batch()), micro_batch_size=2)
         gradients = record_gradients(engine)
         random_state = torch.get_rng_state()
         rank.seen[f"train/{kind}/metrics"] = rank.train(engine)
@@ -210,25 +232,39 @@ def train(rank: Rank) -> None:
         rank.seen[f"train/{kind}/weights"] = full_weights(engine)
 
 
-def train_in_other_micro_batches(rank: Rank) -> None:
-    for size in (1, NUM_ROWS):
-        engine = rank.engine()
+def train_in_other_ways(rank: Rank) -> None:
+    for name, (model, sizes, num_logits) in VARIANTS.items():
+        logprobs.CHUNK_ELEMENTS = num_logits
+        engine = rank.engine(replace(SPEC, model=model))
+        data = rank.shard(make_mini_batch())
+        rank.seen[f"variant/{name}/infer"] = engine.infer_batch(data, temperature=TEMPERATURE, **sizes)
         gradients = record_gradients(engine)
-        rank.seen[f"micro/{size}/metrics"] = rank.train(engine, micro_batch_size=size)
-        rank.seen[f"micro/{size}/gradients"] = gradients[0]
-        rank.seen[f"micro/{size}/weights"] = full_weights(engine)
+        rank.seen[f"variant/{name}/metrics"] = rank.train(engine, steps=2, **sizes)
+        rank.seen[f"variant/{name}/gradients"] = gradients[0]
+    logprobs.CHUNK_ELEMENTS = MANY_LOGITS
+
+
+def pack_other_models(rank: Rank) -> None:
+    for kind, folder in {"value": rank.models.untied, "sequence_classification": rank.models.classifier}.items():
+        engine = rank.engine(replace(SPEC, kind=kind, model=PACKED), folder)
+        gradients = record_gradients(engine)
+        rank.seen[f"packed/{kind}/infer"] = engine.infer_batch(rank.shard(make_mini_batch()), max_tokens=12)
+        rank.train(engine, steps=1, max_tokens=12)
+        rank.seen[f"packed/{kind}/gradients"] = gradients[0]
 
 
 def train_with_uneven_shards(rank: Rank) -> None:
     """The first rank has all rows but one for each other rank, so the others run out of micro-batches."""
     others = rank.backend.num_ranks - 1
     sizes = [NUM_ROWS - others] + [1] * others
-    engine = rank.engine()
-    gradients = record_gradients(engine)
     data = rank.shard(make_mini_batch(), sizes)
-    rank.seen["uneven/metrics"] = engine.train_batch(data, policy_loss, micro_batch_size=1, temperature=TEMPERATURE)
-    rank.seen["uneven/gradients"] = gradients[0]
-    rank.seen["uneven/infer"] = engine.infer_batch(data, micro_batch_size=1)["log_probs"].shape
+    for name, model, limit in (("padded", ModelConfig(), "micro_batch_size"), ("packed", PACKED, "max_tokens")):
+        engine = rank.engine(replace(SPEC, model=model))
+        gradients = record_gradients(engine)
+        metrics = engine.train_batch(data, policy_loss, temperature=TEMPERATURE, **{limit: 1})
+        rank.seen[f"uneven/{name}/metrics"] = metrics
+        rank.seen[f"uneven/{name}/gradients"] = gradients[0]
+        rank.seen[f"uneven/{name}/infer"] = engine.infer_batch(data, **{limit: 1})["log_probs"].shape
 
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
@@ -331,7 +367,8 @@ def run_scenarios(backend: Backend, models: Models, folder: Path, reference: Pat
     infer(this)
     weights_out(this)
     train(this)
-    train_in_other_micro_batches(this)
+    train_in_other_ways(this)
+    pack_other_models(this)
     train_with_uneven_shards(this)
     train_with_gradient_checkpointing(this)
     clip(this)

@@ -35,7 +35,7 @@ from tests.contract.engine_scenarios import (
 from tests.tiny import make_tiny_model
 
 # Add a backend here to hold it to the contract. The first is what the others are compared with.
-BACKENDS = [Backend("local", 1), Backend("fsdp2", 1), Backend("fsdp2", 2)]
+BACKENDS = [Backend("local", 1), Backend("fsdp", 1), Backend("fsdp", 2), Backend("fsdp2", 1), Backend("fsdp2", 2)]
 KINDS = ["causal_lm", "value", "sequence_classification"]
 
 
@@ -226,19 +226,33 @@ def test_metrics_are_sums_over_the_mini_batch_without_padding_rows(run: Run) -> 
         assert set(metrics) == {"tokens", "entropy", "loss", "grad_norm", "lr"}
 
 
-@pytest.mark.parametrize("size", [1, NUM_ROWS])
-def test_micro_batch_size_does_not_change_the_update(run: Run, size: int) -> None:
-    for metrics, expected in zip(run[f"micro/{size}/metrics"], run["train/causal_lm/metrics"], strict=True):
-        close_metrics(metrics, expected)
-    close(run[f"micro/{size}/gradients"], run["train/causal_lm/gradients"], 1e-5)
-    close(run[f"micro/{size}/weights"], run["train/causal_lm/weights"], 1e-5)
-
-
-def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference: Run) -> None:
+@pytest.mark.parametrize("name", scenarios.VARIANTS)
+def test_neither_micro_batches_nor_packing_nor_chunks_change_the_update(run: Run, reference: Run, name: str) -> None:
     for seen in run.ranks:
-        close_metrics(seen["uneven/metrics"], reference["train/causal_lm/metrics"][0])
-        close(seen["uneven/gradients"], reference["train/causal_lm/gradients"], 1e-5)
-    assert sum(seen["uneven/infer"][0] for seen in run.ranks) == NUM_ROWS
+        # The second step's metrics are those of weights that the first one changed.
+        metrics = seen[f"variant/{name}/metrics"]
+        for one, other in zip(metrics, reference["train/causal_lm/metrics"][: len(metrics)], strict=True):
+            close_metrics(one, other)
+        close(seen[f"variant/{name}/gradients"], reference["train/causal_lm/gradients"], 1e-5)
+
+
+@pytest.mark.parametrize("name", scenarios.VARIANTS)
+def test_log_probs_and_their_order_are_the_same_in_all_micro_batches(run: Run, reference: Run, name: str) -> None:
+    close(run.rows(f"variant/{name}/infer"), reference.rows("infer/causal_lm/1"), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["value", "sequence_classification"])
+def test_packing_changes_neither_values_nor_scores_nor_their_gradients(run: Run, reference: Run, kind: str) -> None:
+    close(run.rows(f"packed/{kind}/infer"), reference.rows(f"train/{kind}/infer"), 1e-5)
+    close(run[f"packed/{kind}/gradients"], reference[f"train/{kind}/gradients"], 1e-5)
+
+
+@pytest.mark.parametrize("name", ["padded", "packed"])
+def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference: Run, name: str) -> None:
+    for seen in run.ranks:
+        close_metrics(seen[f"uneven/{name}/metrics"], reference["train/causal_lm/metrics"][0])
+        close(seen[f"uneven/{name}/gradients"], reference["train/causal_lm/gradients"], 1e-5)
+    assert sum(seen[f"uneven/{name}/infer"][0] for seen in run.ranks) == NUM_ROWS
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:

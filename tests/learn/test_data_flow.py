@@ -97,7 +97,12 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> list[Flow]:
     """All roles and terms once: PPO with critic, reference and reward model; ReMax for its baseline."""
     folder = tmp_path_factory.mktemp("flow")
     material = make_mixed_material(folder / "material")
-    kl = {"algorithm__use_kl_in_reward": True, "trainer__total_training_steps": 1, "data__val_files": None}
+    kl = {
+        "algorithm__use_kl_in_reward": True,
+        "actor_rollout_ref__actor__tis_imp_ratio_cap": 2.0,
+        "trainer__total_training_steps": 1,
+        "data__val_files": None,
+    }
     remax = {"algorithm__adv_estimator": "remax", **kl}
     flows = []
     for name, changes in {"ppo": kl, "remax": remax}.items():

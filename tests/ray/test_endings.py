@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs import as_overrides, base_config, make_material
+from tests.runs import as_overrides, base_config, make_material, read_metrics
 
 PATIENCE_SECONDS = 120
 
@@ -56,20 +56,32 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert not [process.cmdline() for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "terminal"])
-def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: Path, whole_group: bool) -> None:
-    """Ctrl-C in a terminal reaches the whole process group; `kill -INT` only the process."""
+def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
+    """Ctrl-C in a terminal reaches the whole process group."""
     process = start(material, tmp_path / "run", trainer__total_training_steps=100000)
     wait_for_step(process, tmp_path / "run", step=1)
     children = descendants(process)
     assert any("ray::" in " ".join(child.cmdline()) for child in children)
-    if whole_group:
-        os.killpg(process.pid, signal.SIGINT)
-    else:
-        process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=60) == 130
     assert_gone(children)
     assert "stopped by Ctrl-C" in (tmp_path / "output.txt").read_text()
+
+
+def test_a_terminated_run_saves_its_last_step_if_asked_to(material: Path, tmp_path: Path) -> None:
+    """A scheduler's SIGTERM, which reaches the launching process alone."""
+    run_dir = tmp_path / "run"
+    process = start(material, run_dir, trainer__total_training_steps=100000, trainer__save_on_interrupt=True)
+    wait_for_step(process, run_dir, step=1)
+    children = descendants(process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
+    assert_gone(children)
+    output = (tmp_path / "output.txt").read_text()
+    assert "ending after this step, with a checkpoint" in output
+    assert "stopped by SIGTERM" in output
+    last = read_metrics(run_dir)[-1]["step"]
+    assert (run_dir / "checkpoints" / f"global_step_{last}" / "trainer.json").exists()
 
 
 def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_rule_reward_model_and_code_in_one_batch_give_the_same_numbers_colocated
 ) -> None:
     material = make_mixed_material(tmp_path / "material")
     run_ppo(as_omegaconf(mixed_config(material, tmp_path / "colocated", trainer__overlap="none")))
-    run_ppo(as_omegaconf(mixed_config(material, tmp_path / "split", **SPLIT)))
+    run_ppo(as_omegaconf(mixed_config(material, tmp_path / "split", reward_model__num_workers=2, **SPLIT)))
     colocated, split = results(tmp_path / "colocated"), results(tmp_path / "split")
     assert colocated == split
     assert colocated[-1][f"reward/{HH}/model_score"] != 0.0

@@ -75,7 +75,8 @@ class _Placement:
         group = placement_group(
             [self.device.resources(num_devices) for num_devices in self.devices_per_node],
             strategy="STRICT_SPREAD" if len(self.devices_per_node) > 1 else "STRICT_PACK",
-            name=self.name,
+            # Ray keeps the groups of an actor that died: whoever started that actor finds them by its id.
+            name=f"{self.name} of {ray.get_runtime_context().get_actor_id() or 'driver'}",
         )
         # The promise is an error within the timeout, so the wait leaves a tenth of it for the explanation.
         ready, _ = ray.wait([group.ready()], timeout=0.9 * timeout_seconds)

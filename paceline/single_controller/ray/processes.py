@@ -55,7 +55,8 @@ class WorkerProcesses:
         except BaseException:
             self.shutdown()
             raise
-        logger.info("%s: %d workers on pool %s", self.title, len(self.processes), self.pool.name)
+        pids = ", ".join(str(process.location.pid) for process in self.processes if process.location)
+        logger.info("%s: %d workers on pool %s (pid %s)", self.title, len(self.processes), self.pool.name, pids)
 
     def _construct_workers(self) -> None:
         locations: list[Location] = self._ask("locate", [()] * len(self.processes))

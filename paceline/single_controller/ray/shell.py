@@ -105,6 +105,9 @@ class WorkerShell:
     def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
         """Set the environment, then construct the worker of every role."""
         start = time.time()
+        # What all ranks have to say, one says.
+        level = logging.INFO if context.rank == 0 else logging.WARNING
+        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._pool_name = context.pool_name
         context.export()
         num_threads = num_threads or max(1, num_cores() // context.local_world_size)

@@ -178,7 +178,7 @@ class CallWatch:
                     self._records.append(value)
 
     def _first_failure(self) -> WorkerError:
-        """The failure to report: a death before an exception, then the earliest call.
+        """The failure to report: that of the earliest call, since later ones may follow from it; in it, a death first.
 
         The call's other ranks and the calls that take its result fail for the same reason; they are not reported again.
         """
@@ -190,7 +190,7 @@ class CallWatch:
             and time.monotonic() < deadline
         ):
             self._poll(0.1)
-        failure = min(self._failures, key=lambda failure: (not failure.is_death, failure.call.call_id))
+        failure = min(self._failures, key=lambda failure: (failure.call.call_id, not failure.is_death))
         related = {failure.call.call_id}
         calls = [*self._pending.values(), *(failure.call for failure in self._failures)]
         for call in sorted(calls, key=lambda call: call.call_id):

@@ -89,6 +89,7 @@ class WorkerGroups:
             seed=trainer.seed,
             device=device,
             total_optimizer_steps=0,
+            max_prompt_length=self.config.data.max_prompt_length,
             max_response_length=self.config.data.max_response_length,
             eos_token_ids=(tokenizer.eos_token_id,),
             pad_token_id=tokenizer.pad_token_id,

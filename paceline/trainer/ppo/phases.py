@@ -51,6 +51,19 @@ def apply_kl_penalty(
     return data.union(DataProto.from_dict(tensors={"token_level_rewards": rewards})), metrics
 
 
+def rollout_mismatch(data: DataProto) -> dict[str, float]:
+    """How far the probabilities of the sampled tokens differ between rollout and trainer, where both are known."""
+    if not {"old_log_probs", "rollout_log_probs"} <= set(data.batch.keys()):
+        return {}
+    mask = data.batch["response_mask"].bool()
+    trainer, rollout = (data.batch[name][mask].exp() for name in ("old_log_probs", "rollout_log_probs"))
+    difference = (trainer - rollout).abs()
+    return {
+        "training/rollout_probs_diff_mean": difference.mean().item(),
+        "training/rollout_probs_diff_max": difference.max().item(),
+    }
+
+
 def compute_advantage(
     data: DataProto,
     adv_estimator: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -25,6 +25,7 @@ from paceline.protocol import DataProto, DataProtoFuture
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup
+from paceline.trainer.launch import STOP_FILE
 from paceline.trainer.ppo.groups import WorkerGroups, count_optimizer_steps, critic_config
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
@@ -33,9 +34,11 @@ from paceline.trainer.ppo.phases import (
     deal_mini_batches,
     make_requests,
     num_mini_batches,
+    rollout_mismatch,
 )
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
+from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.sampling import refill_groups
 from paceline.trainer.ppo.saving import Checkpoints
@@ -55,7 +58,7 @@ def fit(trainer: RayPPOTrainer) -> None:
     with trainer.run():
         for requests, labels in trainer.prompt_batches():
             responses = trainer.generate(requests)
-            baselines = trainer.compute_baselines(requests, labels)
+            greedy = trainer.generate_greedy(requests)
             trainer.close_step()  # the one before: its critic's update ends behind this rollout
             batch = trainer.refill(labels.union(responses.get()))
 
@@ -63,6 +66,7 @@ def fit(trainer: RayPPOTrainer) -> None:
             ref_log_probs = trainer.compute_ref_log_probs(batch)
             values = trainer.compute_values(batch)
             scores = trainer.score(batch)
+            baselines = trainer.score_baselines(labels, greedy)
             batch = trainer.join(batch, old_log_probs, ref_log_probs, values, scores, baselines)
 
             batch = trainer.compute_advantages(batch)
@@ -137,6 +141,8 @@ class RayPPOTrainer:
             trainer.default_local_dir or Path("runs") / trainer.project_name / trainer.experiment_name
         ).expanduser()
         self.checkpoints = Checkpoints(self)
+        self._stop_file = self.run_dir / STOP_FILE
+        self._stopping = False
         self._open_step: OpenStep | None = None
         self._groups = WorkerGroups(self.config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.worker_groups = self._groups.by_role
@@ -200,8 +206,9 @@ class RayPPOTrainer:
     def _check_sources(self, reward_fn: Any, dataset: Any, **options: Any) -> None:
         """An unknown data source is an error now, not in the middle of the run."""
         if hasattr(reward_fn, "check") and hasattr(dataset, "column"):
-            sources, truths = (dataset.column(name) for name in (self.config.data.reward_fn_key, "reward_model"))
-            reward_fn.check(sources, truths, has_model=self.use_reward_model, **options)
+            sources = dataset.column(self.config.data.reward_fn_key)
+            labels = dataset.reward_labels() if hasattr(dataset, "reward_labels") else dataset.column("reward_model")
+            reward_fn.check(sources, labels, has_model=self.use_reward_model, **options)
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""
@@ -241,9 +248,12 @@ class RayPPOTrainer:
         """Resume or begin, validate first; at the end, however it comes, close the records and stop the workers."""
         trainer = self.config.trainer
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        try:
+        with ExitStack() as ending:
+            ending.callback(self.shutdown)
+            ending.enter_context(run_lock(self.run_dir))
             resumed = self.checkpoints.resume()
-            only_a_look = trainer.val_only and self.global_step > 0  # leaves the records of the run as they are
+            # A look at a run that has records leaves them as they are.
+            only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
             self.log = RunLog(
                 self.run_dir / "validation" if only_a_look else self.run_dir,
                 self.config,
@@ -253,19 +263,16 @@ class RayPPOTrainer:
                 pools=list(self.resource_pool_manager.resource_pool_spec),
                 drain_call_records=self.ray_worker_group_cls.drain_call_records,
             )
-            try:
-                begins = trainer.val_before_train and self.global_step == 0
-                if self.val_dataloader is not None and (begins or trainer.val_only):
-                    self.validate()
-                    self.log.write_validation()
-                yield
-            except Exception:
-                self._save_what_is_complete()
-                raise
-            finally:
-                self.log.close()
-        finally:
-            self.shutdown()
+            with closing(self.log):
+                try:
+                    begins = trainer.val_before_train and self.global_step == 0
+                    if self.val_dataloader is not None and (begins or trainer.val_only):
+                        self.validate()
+                        self.log.write_validation()
+                    yield
+                except Exception:
+                    self._save_what_is_complete()
+                    raise
 
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
@@ -273,7 +280,7 @@ class RayPPOTrainer:
 
     def prompt_batches(self) -> Iterator[tuple[DataProto, DataProto]]:
         """(requests for the rollout, labels of the same rows) for each step that is left."""
-        while self.global_step < self.total_training_steps and not self.config.trainer.val_only:
+        while not (self._is_last or self.config.trainer.val_only):
             self.global_step += 1
             self.log.begin_step(self.global_step)
             yield self.draw_requests("training")
@@ -304,30 +311,26 @@ class RayPPOTrainer:
         }
         return self._issued(self.actor_rollout_wg.generate_sequences(requests))
 
-    def compute_baselines(self, requests: DataProto, labels: DataProto) -> Later | None:
-        """ReMax's baseline: the score of the greedy response to each prompt, for all responses to it."""
+    def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
+        """The most likely response to each prompt, if ReMax wants it for a baseline."""
         if not needs_baseline(self.config.algorithm.adv_estimator):
             return None
         rollout = self.config.actor_rollout_ref.rollout
-        prompts, truths = requests[:: rollout.n], labels[:: rollout.n]
-        greedy = self.generate(prompts, replace(rollout, do_sample=False))
-
-        def scores() -> DataProto:
-            scored = self.score(truths.union(greedy.get())).get()
-            totals = scored.batch["token_level_scores"].sum(dim=-1)
-            return DataProto.from_dict(tensors={"reward_baselines": totals.repeat_interleave(rollout.n)})
-
-        return Later(scores)
+        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False))
 
     def refill(self, batch: DataProto) -> DataProto:
         """DAPO's dynamic sampling, if asked for: groups of equal scores are replaced by those of further prompts."""
         return refill_groups(self, batch) if self.config.algorithm.filter_groups.enable else batch
 
     def compute_old_log_probs(self, batch: DataProto) -> Later | None:
-        """Log-probs under the policy before the update; None where the update's own forward pass gives the same."""
-        actor = self.config.actor_rollout_ref.actor
+        """Log-probs under the policy before the update.
+
+        None where the update's own forward pass gives the same, and the rollout's log-probs are known to be these:
+        those of other engines are compared at every step.
+        """
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         one_update = actor.ppo_epochs == 1 and num_mini_batches(len(batch), self._mini_batch_rows(actor)) == 1
-        if one_update and not self.config.algorithm.use_kl_in_reward:
+        if one_update and rollout.name == "native" and not self.config.algorithm.use_kl_in_reward:
             return None
         return self._infer(self.actor_rollout_wg, "compute_log_prob", batch)
 
@@ -345,19 +348,35 @@ class RayPPOTrainer:
             return None
         return self._issued(self.scoring.issue(batch, self.reward_wg, self.rm_wg, validation=validation))
 
+    def score_baselines(self, labels: DataProto, greedy: DataProtoFuture | None) -> Later | None:
+        """The score of the greedy response to the same prompt, for each response."""
+        if greedy is None:
+            return None
+        n = self.config.actor_rollout_ref.rollout.n
+        prompts = labels.select(batch_keys=[])[::n]  # the batch of sampled responses was built on the labels
+        scores = self.score(prompts.union(greedy.get()))
+
+        def of_each_response() -> DataProto:
+            totals = scores.get().batch["token_level_scores"].sum(dim=-1)
+            return DataProto.from_dict(tensors={"reward_baselines": totals.repeat_interleave(n)})
+
+        return Later(of_each_response)
+
     def join(self, batch: DataProto, *columns: DataProtoFuture | PendingScores | Later | None) -> DataProto:
-        """Wait for columns and put them into the batch."""
+        """Wait for columns and put them into the batch; meanwhile, a checkpoint of the step before is completed."""
+        self.checkpoints.finish()
         for future in columns:
             if future is not None:
                 batch = batch.union(future.get())
             if isinstance(future, PendingScores):
-                self.log.add_scores(future.info, self.scoring.metrics(batch, future.info))
+                self.log.add_scores(future.info, self.scoring.metrics(self.scoring.sources(batch), future.info))
         return batch
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
         """Rewards (less the KL penalty, if asked), then advantages and returns."""
         algorithm = self.config.algorithm
         with self.log.phase("adv"):
+            self.log.metrics |= rollout_mismatch(batch)
             if algorithm.use_kl_in_reward:
                 batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, kl_penalty=algorithm.kl_penalty)
                 self.log.metrics |= kl_metrics
@@ -388,6 +407,7 @@ class RayPPOTrainer:
         columns = [*MODEL_INPUTS, "advantages"]
         columns += ["old_log_probs"] if "old_log_probs" in batch.batch else []
         columns += ["ref_log_prob"] if actor.use_kl_loss else []
+        columns += ["rollout_log_probs"] if actor.tis_imp_ratio_cap > 0 else []
         dealt = self._deal(batch, columns, actor, self.actor_rollout_wg)
         return self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
 
@@ -428,30 +448,38 @@ class RayPPOTrainer:
     def end_step(
         self, batch: DataProto, critic_update: DataProtoFuture | None, actor_update: DataProtoFuture | None
     ) -> None:
-        """Validate and save what is due. With full overlap the updates go on, and the next rollout closes the step."""
+        """Validate and save what is due. The updates may go on: the step is closed when the next rollout was issued."""
         trainer = self.config.trainer
         epoch = self.train_dataloader.state_dict()["epoch"]
         self._open_step = OpenStep(self.global_step, epoch, batch, (critic_update, actor_update))
+        if trainer.overlap != "full":
+            self._wait_for_updates()
         if self.val_dataloader is not None and self._is_due(trainer.test_freq):
             self.validate()
-        self.checkpoints.finish()  # the one that was begun at an earlier step
-        goes_on = trainer.overlap == "full" and self.global_step < self.total_training_steps
-        if not goes_on:
+        self._stopping = self._stop_file.exists()
+        if self._stopping:
+            logger.warning("ending after step %d, as the file %s asks", self.global_step, self._stop_file)
+            self._stop_file.unlink()
+        if self._is_last:
             self.close_step()
-        if self._is_due(trainer.save_freq):
+        if self._is_due(trainer.save_freq) or self._stopping:
             self.checkpoints.begin()
-            if not goes_on:
-                self.checkpoints.finish()
+        if self._is_last:
+            self.checkpoints.finish()
+
+    def _wait_for_updates(self) -> dict[str, float]:
+        """The metrics of the open step's updates."""
+        updates = [update.get()[0] for update in self._open_step.updates if update is not None]
+        return {name: value for metrics in updates for name, value in metrics.items()}
 
     def close_step(self) -> None:
         """Wait for the updates of the open step, if there is one, and write its line."""
         self.checkpoints.follow()
-        step, self._open_step = self._open_step, None
+        step = self._open_step
         if step is None:
             return
-        for update in step.updates:
-            if update is not None:
-                self.log.metrics |= update.get()[0]
+        self.log.metrics |= self._wait_for_updates()
+        self._open_step = None
         self.log.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
         self.log.write_step(
             step.number,
@@ -468,6 +496,11 @@ class RayPPOTrainer:
             self.checkpoints.finish()
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether no step follows: the run is complete, or was asked to end here."""
+        return self._stopping or self.global_step >= self.total_training_steps
 
     def _is_due(self, every: int) -> bool:
         """Every so many steps, and at the end; never if that is -1."""

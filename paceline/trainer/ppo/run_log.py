@@ -18,7 +18,7 @@ from paceline.config.load import to_dict
 from paceline.protocol import DataProto
 from paceline.report.dumps import dump_generations, generation_rows
 from paceline.report.metrics import data_metrics, idle_metrics, throughput_metrics, timing_metrics
-from paceline.report.timeline import TimelineWriter
+from paceline.report.timeline import TimelineWriter, merge_spans
 from paceline.report.timing import Timer
 from paceline.report.trackers import Tracking
 from paceline.single_controller.base import CallRecord, call_tag
@@ -39,13 +39,13 @@ PHASE_NAMES = {
 
 
 def phase_seconds(records: list[CallRecord], step: int) -> dict[str, float]:
-    """Seconds of each remote phase of a step, validation left out: from the first rank's start to the last's end."""
+    """Seconds of each remote phase of a step in which at least one rank was at it, validation left out."""
     seconds = {}
     own = [record for record in records if record.tag.get("step") == step and "validation" not in record.tag]
     for method, phase in PHASE_NAMES.items():
-        spans = [(record.start, record.end) for record in own if record.method == method]
+        spans = merge_spans([(record.start, record.end) for record in own if record.method == method])
         if spans:
-            seconds[phase] = max(end for _, end in spans) - min(start for start, _ in spans)
+            seconds[phase] = sum(end - start for start, end in spans)
     return seconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,32 +12,38 @@ from paceline.algorithms.groups import groups_with_signal
 from paceline.config.keys import unknown_choice
 from paceline.errors import ConfigError, RewardError
 from paceline.protocol import DataProto
+from paceline.rewards import columns_of
 
 if TYPE_CHECKING:
     from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 
 logger = logging.getLogger(__name__)
 
+KEPT = "kept"
+
 
 def refill_groups(trainer: RayPPOTrainer, batch: DataProto) -> DataProto:
-    """As many responses as `batch` has, all in groups with signal, with their scores.
+    """`data.train_batch_size` groups with signal, and their scores.
 
     Further prompts are drawn until there are enough, in `algorithm.filter_groups.max_num_gen_batches` batches at most;
     then the step has to do with what was found.
     """
-    settings = trainer.config.algorithm.filter_groups
-    wanted, kept, infos = len(batch), [], []
+    settings, n = trainer.config.algorithm.filter_groups, trainer.config.actor_rollout_ref.rollout.n
+    wanted, found = trainer.config.data.train_batch_size * n, 0
+    kept: list[DataProto] = []
+    rows: list[dict[str, Any]] = []  # what graders said of every response, and whether it was kept
+    sources: list[Any] = []
     for drawn in itertools.count(1):
         pending = trainer.score(batch)
         batch = batch.union(pending.get())
-        measured = {"seq_reward": batch.batch["token_level_scores"].sum(dim=-1).numpy(), **pending.info}
-        if settings.metric not in measured:
-            raise ConfigError(unknown_choice("algorithm.filter_groups.metric", settings.metric, sorted(measured)))
-        rows = np.flatnonzero(groups_with_signal(measured[settings.metric], batch.non_tensor_batch["uid"]))
-        kept.append(batch[rows])
-        infos.append({name: values[rows] for name, values in pending.info.items()})
-        found = sum(map(len, kept))
-        if found >= wanted or drawn == settings.max_num_gen_batches:
+        signal = groups_with_signal(_measured(batch, pending.info, settings.metric), batch.non_tensor_batch["uid"])
+        signal &= found + np.cumsum(signal) <= wanted
+        kept.append(batch[np.flatnonzero(signal)])
+        info = pending.info | {KEPT: signal}
+        rows += [{name: column[row] for name, column in info.items()} for row in range(len(batch))]
+        sources += trainer.scoring.sources(batch)
+        found += int(signal.sum())
+        if found == wanted or drawn == settings.max_num_gen_batches:
             break
         requests, labels = trainer.draw_requests(f"training, refill {drawn}")
         batch = labels.union(trainer.generate(requests).get())
@@ -52,8 +58,26 @@ def refill_groups(trainer: RayPPOTrainer, batch: DataProto) -> DataProto:
             "step %d: %d of %d responses are in groups with signal after %d batches; going on with those",
             trainer.global_step, found, wanted, drawn,
         )  # fmt: skip
-    full = DataProto.concat([part for part in kept if len(part)])[:wanted]
-    info = {name: np.concatenate([info[name] for info in infos])[:wanted] for name in infos[0]}
-    metrics = {"training/gen_batches": float(drawn), "training/groups_with_signal": found / (drawn * wanted)}
-    trainer.log.add_scores(info, trainer.scoring.metrics(full, info) | metrics)
-    return full
+    metrics = trainer.scoring.metrics(sources, columns_of(rows))
+    metrics |= {"training/gen_batches": float(drawn), "training/share_kept": found / len(rows)}
+    trainer.log.add_scores(columns_of([row for row in rows if row.pop(KEPT)]), metrics)
+    return _concat([part for part in kept if len(part)])
+
+
+def _measured(batch: DataProto, info: dict[str, np.ndarray], metric: str) -> np.ndarray:
+    """What decides whether responses differ; a response that has no such number is measured by its score."""
+    scores = batch.batch["token_level_scores"].sum(dim=-1).numpy()
+    known = {"seq_reward": scores} | {name: column for name, column in info.items() if column.dtype != object}
+    if metric not in known:
+        raise ConfigError(unknown_choice("algorithm.filter_groups.metric", metric, sorted(known)))
+    values = known[metric].astype(float)
+    return np.where(np.isnan(values), scores, values)
+
+
+def _concat(parts: list[DataProto]) -> DataProto:
+    """All rows; a column that some files lack is None there."""
+    names = dict.fromkeys(name for part in parts for name in part.non_tensor_batch)
+    for part in parts:
+        for name in names:
+            part.non_tensor_batch.setdefault(name, np.full(len(part), None, dtype=object))
+    return DataProto.concat(parts)

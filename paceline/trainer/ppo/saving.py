@@ -19,6 +19,7 @@ from paceline.trainer.ppo.checkpoint import (
     require_intact,
     rewind,
 )
+from paceline.trainer.ppo.roles import Role, role_name
 
 if TYPE_CHECKING:
     from paceline.single_controller.ray import RayWorkerGroup
@@ -61,7 +62,7 @@ class Checkpoints:
         with trainer.log.phase("save_checkpoint"):
             folder = begin_checkpoint(self.folder, trainer.global_step)
             saving = []
-            for name, group in self._trained_groups().items():
+            for name, group in self._saved_groups().items():
                 (folder / name).mkdir()
                 saving.append(group.save_checkpoint(str((folder / name).resolve())))
             trainer.tokenizer.save_pretrained(folder / "actor")
@@ -70,7 +71,7 @@ class Checkpoints:
     def follow(self) -> None:
         """Let the roles wait for their files, after the calls that were issued before."""
         if self._unfinished is not None and not self._unfinished.writing:
-            groups = self._trained_groups().values()
+            groups = self._saved_groups().values()
             self._unfinished.writing = [group.finish_checkpoint() for group in groups]
 
     def finish(self) -> None:
@@ -90,7 +91,8 @@ class Checkpoints:
         """Load the checkpoint that the config names. True if it is of this run, whose records then go on."""
         trainer, config = self.trainer, self.trainer.config.trainer
         if config.resume_mode == "disable":
-            keep_old(self.folder)
+            if not config.val_only:
+                keep_old(self.folder)
             return False
         if config.resume_mode == "resume_path":
             folder: Path | None = Path(str(config.resume_from_path)).expanduser()
@@ -100,14 +102,17 @@ class Checkpoints:
         if folder is None:
             return False
         state = read_state(folder)
-        missing = [name for name in self._trained_groups() if not (folder / name).is_dir()]
+        groups = self._saved_groups()
+        missing = [name for name in ("actor", "critic") if name in groups and not (folder / name).is_dir()]
         if missing:
             raise CheckpointError(
                 f"{folder} has no {' and no '.join(missing)}: it was saved by a run with other roles. Resume it with "
                 f"the algorithm.adv_estimator that it was trained with, or set trainer.resume_mode=disable."
             )
         loading = [
-            group.load_checkpoint(str((folder / name).resolve())) for name, group in self._trained_groups().items()
+            group.load_checkpoint(str((folder / name).resolve()))
+            for name, group in groups.items()
+            if (folder / name).is_dir()
         ]
         for future in loading:
             future.get()
@@ -119,12 +124,19 @@ class Checkpoints:
             logger.warning(
                 "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
             )
+        if config.val_only:  # only a look: whatever is in the run's folder stays as it is
+            return False
         if folder.resolve().parent != self.folder.resolve():  # another run's: this folder's records begin here
             keep_old(self.folder)
             return False
         rewind(self.folder, folder)
         return True
 
-    def _trained_groups(self) -> dict[str, RayWorkerGroup]:
-        groups = {"actor": self.trainer.actor_rollout_wg}
-        return groups | ({"critic": self.trainer.critic_wg} if self.trainer.use_critic else {})
+    def _saved_groups(self) -> dict[str, RayWorkerGroup]:
+        """By folder: every role that has a state. Frozen ones have none but their random numbers."""
+        names = {Role.ActorRollout: "actor", Role.ActorRolloutRef: "actor"}
+        return {
+            names.get(role, role_name(role)): group
+            for role, group in self.trainer.worker_groups.items()
+            if hasattr(group, "save_checkpoint")
+        }

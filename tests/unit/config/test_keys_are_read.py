@@ -6,7 +6,7 @@ from pathlib import Path
 import paceline
 from paceline.config.keys import walk_keys
 
-# Nothing acts on it, but it is never ignored: 1 is what the native engine does, and any other value is refused.
+# Nothing acts on it, but it is never ignored: 1 is what all engines do, and any other value is refused.
 CHECKED = ["actor_rollout_ref.rollout.tensor_model_parallel_size"]
 
 

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from paceline.engine.logprobs import token_log_probs_and_entropy
+from paceline.engine import logprobs
+from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
 
 
 def reference(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -80,3 +86,102 @@ def test_only_the_logits_are_kept_for_the_backward_pass(logits: Tensor, tokens: 
 def test_a_temperature_of_zero_is_an_error(logits: Tensor, tokens: Tensor) -> None:
     with pytest.raises(ValueError, match="temperature is 0"):
         token_log_probs_and_entropy(logits, tokens, 0.0)
+
+
+def head_inputs(dtype: torch.dtype = torch.float32, *, bias: bool = True) -> list[Tensor | None]:
+    """Hidden states of 7 tokens, a head of 11 words and its bias, all to be differentiated."""
+    generator = torch.Generator().manual_seed(2)
+    shapes = [(7, 5), (11, 5), (11,)]
+    leaves = [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+    return leaves if bias else [*leaves[:2], None]
+
+
+def head_loss(log_probs: Tensor, entropy: Tensor) -> Tensor:
+    position = torch.arange(1.0, len(log_probs) + 1)
+    return (log_probs * position).sum() - 0.3 * (entropy * position.sqrt()).sum()
+
+
+HEAD_TOKENS = torch.tensor([3, 0, 10, 3, 5, 1, 9])
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("chunk", [1, 11, 22, 33, 10**6])
+def test_chunks_of_logits_change_neither_results_nor_gradients(
+    monkeypatch: pytest.MonkeyPatch, chunk: int, bias: bool
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    outcomes = []
+    for chunked in (True, False):
+        hidden, weight, offset = leaves = head_inputs(bias=bias)
+        if chunked:
+            results = hidden_log_probs_and_entropy(hidden, weight, offset, HEAD_TOKENS, 0.7)
+        else:
+            results = reference(linear(hidden, weight, offset), HEAD_TOKENS, 0.7)
+        head_loss(*results).backward()
+        outcomes.append([*results, *(leaf.grad for leaf in leaves if leaf is not None)])
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("trained", [0, 1])
+def test_a_frozen_head_or_a_frozen_body_has_no_gradient(monkeypatch: pytest.MonkeyPatch, trained: int) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 22)
+    leaves = head_inputs()
+    for index, leaf in enumerate(leaves):
+        leaf.requires_grad_(index == trained)
+    head_loss(*hidden_log_probs_and_entropy(*leaves, HEAD_TOKENS, 1.0)).backward()
+    assert [leaf.grad is not None for leaf in leaves] == [index == trained for index in range(3)]
+
+
+def test_no_tokens_give_gradients_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank without response tokens takes part in the reduction of gradients all the same."""
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 0)
+    hidden, weight, bias = head_inputs()
+    log_probs, entropy = hidden_log_probs_and_entropy(hidden[:0], weight, bias, HEAD_TOKENS[:0], 1.0)
+    (log_probs.sum() + entropy.sum()).backward()
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("chunk", [22, 10**6])
+def test_only_the_head_computes_in_the_type_of_autocast_and_in_both_passes(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    seen = []
+    for autocast in (True, False):
+        leaves = head_inputs()
+        inputs = leaves if autocast else [leaf.bfloat16() for leaf in leaves]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            results = hidden_log_probs_and_entropy(*inputs, HEAD_TOKENS, 1.0)
+        head_loss(*results).backward()
+        assert results[0].dtype == torch.float32
+        seen.append([*results, *(leaf.grad for leaf in leaves)])
+    for one, other in zip(*seen, strict=True):
+        assert torch.equal(one, other)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches how many elements the largest tensor has that any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_no_tensor_is_larger_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPatch, fits: bool) -> None:
+    num_tokens, size, vocabulary, chunk = 100, 4, 500, 5000
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", num_tokens * vocabulary if fits else chunk)
+    hidden, weight = torch.randn(num_tokens, size).requires_grad_(), torch.randn(vocabulary, size).requires_grad_()
+    tokens = torch.zeros(num_tokens, dtype=torch.int64)
+    with LargestTensor() as largest:
+        log_probs, entropy = hidden_log_probs_and_entropy(hidden, weight, None, tokens, 1.0)
+        (log_probs.sum() + entropy.sum()).backward()
+    assert largest.elements == (num_tokens * vocabulary if fits else chunk)

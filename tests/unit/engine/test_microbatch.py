@@ -2,40 +2,100 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tensordict import TensorDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from paceline.engine.microbatch import Window, split_micro_batches
+from paceline.engine.microbatch import split_micro_batches
 
-
-def test_micro_batches_hold_all_rows_in_order() -> None:
-    batch = TensorDict({"row": torch.arange(5)}, batch_size=[5])
-    assert [part["row"].tolist() for part in split_micro_batches(batch, 2)] == [[0, 1], [2, 3], [4]]
-
-
-def test_a_micro_batch_size_below_one_is_an_error() -> None:
-    with pytest.raises(ValueError, match="micro_batch_size is 0"):
-        split_micro_batches(TensorDict({"row": torch.arange(5)}, batch_size=[5]), 0)
+PROMPT_WIDTH, RESPONSE_WIDTH = 20, 30
 
 
-def test_a_batch_without_rows_is_an_error() -> None:
+def mask_of(lengths: list[tuple[int, int]]) -> Tensor:
+    """Rows of (prompt, response) lengths, prompts to the left and responses to the right of one column."""
+    mask = torch.zeros(len(lengths), PROMPT_WIDTH + RESPONSE_WIDTH, dtype=torch.int64)
+    for row, (prompt, response) in enumerate(lengths):
+        mask[row, PROMPT_WIDTH - prompt : PROMPT_WIDTH + response] = 1
+    return mask
+
+
+def cost(lengths: list[tuple[int, int]], rows: list[int], *, packed: bool) -> int:
+    """The tokens that the model computes for these rows."""
+    chosen = [lengths[row] for row in rows]
+    if packed:
+        return sum(prompt + response for prompt, response in chosen)
+    return len(chosen) * (max(prompt for prompt, _ in chosen) + max(response for _, response in chosen))
+
+
+def split(lengths: list[tuple[int, int]], max_tokens: int, *, packed: bool, ranks: int = 0) -> list[list[int] | None]:
+    """`ranks`: another rank needs so many micro-batches."""
+    parts = split_micro_batches(
+        mask_of(lengths), None, max_tokens, packed=packed, largest=lambda count: max(count, ranks)
+    )
+    return [None if part is None else part.tolist() for part in parts]
+
+
+def test_by_rows_all_are_taken_in_order() -> None:
+    parts = split_micro_batches(mask_of([(1, 1)] * 5), 2, None)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_rank_with_fewer_micro_batches_than_another_has_passes_without_rows() -> None:
+    parts = split_micro_batches(mask_of([(1, 1)] * 3), 2, None, largest=lambda count: 4)
+    assert [None if part is None else part.tolist() for part in parts] == [[0, 1], [2], None, None]
+
+
+@pytest.mark.parametrize(("size", "max_tokens"), [(0, None), (None, 0), (None, None), (2, 2)])
+def test_limits_that_make_no_sense_are_errors(size: int | None, max_tokens: int | None) -> None:
+    with pytest.raises(ValueError, match="micro-batch"):
+        split_micro_batches(mask_of([(1, 1)]), size, max_tokens)
+
+
+@pytest.mark.parametrize("sizes", [(1, None), (None, 1)])
+def test_a_batch_without_rows_is_an_error(sizes: tuple[int | None, int | None]) -> None:
     with pytest.raises(ValueError, match="no rows"):
-        split_micro_batches(TensorDict({"row": torch.arange(0)}, batch_size=[0]), 1)
+        split_micro_batches(mask_of([]), *sizes)
 
 
-def test_the_window_leaves_out_columns_that_no_row_uses() -> None:
-    mask = torch.tensor([[0, 0, 1, 1, 0, 0], [0, 1, 1, 1, 1, 0]])
-    assert Window.of(mask) == Window(1, 5)
-
-
-@pytest.mark.parametrize(
-    ("mask", "window"),
-    [
-        ([0, 0, 1, 1, 1, 0], Window(2, 5)),
-        ([0, 0, 0, 0, 0, 0], Window(0, 4)),  # Nothing attended: still a column to predict from and one to predict.
-        ([0, 1, 1, 0, 0, 0], Window(1, 4)),
-        ([0, 0, 0, 1, 1, 1], Window(2, 6)),
-    ],
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, PROMPT_WIDTH), st.integers(0, RESPONSE_WIDTH)), min_size=1, max_size=30),
+    max_tokens=st.integers(1, 200),
+    packed=st.booleans(),
+    ranks=st.integers(0, 8),
 )
-def test_the_window_of_responses_can_predict_a_response_token(mask: list[int], window: Window) -> None:
-    """Three prompt columns, three response columns."""
-    assert Window.of_responses(torch.tensor([mask]), num_response_columns=3) == window
+def test_by_tokens_every_row_is_in_one_micro_batch_that_keeps_the_limit_or_holds_it_alone(
+    lengths: list[tuple[int, int]], max_tokens: int, packed: bool, ranks: int
+) -> None:
+    parts = split(lengths, max_tokens, packed=packed, ranks=ranks)
+    own = [part for part in parts if part is not None]
+    assert sorted(row for part in own for row in part) == list(range(len(lengths)))
+    assert all(len(part) == 1 or cost(lengths, part, packed=packed) <= max_tokens for part in own)
+    assert len(parts) >= ranks
+
+
+def test_packed_rows_count_their_tokens_and_padded_rows_the_padding_too() -> None:
+    # The longest prompt and the longest response are not in the same row.
+    lengths = [(20, 1), (1, 20)]
+    assert split(lengths, 42, packed=True) == [[0, 1]]
+    assert split(lengths, 79, packed=False) == [[0], [1]]
+    assert split(lengths, 80, packed=False) == [[0, 1]]
+
+
+def test_micro_batches_have_about_equal_work() -> None:
+    """Filled one after the other to 100 tokens, they would have 100, 100 and 10."""
+    parts = split([(5, 5)] * 21, 100, packed=True)
+    assert [len(part) for part in parts] == [7, 7, 7]
+
+
+def test_a_rank_splits_its_rows_into_as_many_as_another_rank_needs() -> None:
+    parts = split([(5, 5)] * 6, 100, packed=True, ranks=3)
+    assert [len(part) for part in parts] == [2, 2, 2]
+
+
+def test_a_rank_with_too_few_rows_has_passes_without_rows() -> None:
+    assert split([(5, 5), (5, 6)], 100, packed=False, ranks=3) == [[1], [0], None]
+
+
+def test_rows_that_attend_to_nothing_have_a_place_too() -> None:
+    assert sorted(split([(0, 0), (0, 0), (3, 3)], 7, packed=True)) == [[0, 1], [2]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.report.validation_metrics import accuracy, validation_metrics
+from paceline.report.validation_metrics import validation_metrics
 
 # Two prompts with three responses each, given out of order, as shards may come back.
 UIDS = ["p", "q", "p", "q", "p", "q"]
@@ -66,12 +66,3 @@ def test_of_one_response_there_is_only_the_mean() -> None:
 def test_other_scores_than_reward_and_accuracy_are_no_headline() -> None:
     metrics = validation_metrics(["s"], ["0"], {"tests_passed": np.array([0.25])}, n=1)
     assert metrics == {"val-aux/s/tests_passed/mean@1": 0.25}
-
-
-def test_a_response_that_could_not_be_graded_is_not_accurate_and_spoils_no_other() -> None:
-    info = {"acc": np.array([1.0, np.nan, np.nan]), "timeout": np.array([False, True, False])}
-    values = accuracy(info, 3)
-    np.testing.assert_array_equal(values, [1.0, 0.0, np.nan])
-    assert np.isnan(accuracy({}, 2)).all()
-    sources, uids = np.array(["a", "a", "b"]), np.array(["0", "1", "2"])
-    assert validation_metrics(sources, uids, {"acc": values}, n=1) == {"val-core/a/acc/mean@1": 0.5}

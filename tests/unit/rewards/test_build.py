@@ -39,7 +39,7 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_defaults_are_those_of_a_bare_manager():
     manager, bare = build(), RewardManager(TOKENIZER, 0)
-    same = {key: value for key, value in vars(bare).items() if key != "scorers"}
+    same = {key: value for key, value in vars(bare).items() if key != "scorers"} | {"on_error": "zero_and_count"}
     assert {key: value for key, value in vars(manager).items() if key != "scorers"} == same
     assert set(manager.scorers) == set(CODE_SOURCES)
 

@@ -7,16 +7,18 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.rollout import registry
 from paceline.rollout.base import RolloutEngine
+from paceline.rollout.hf import HfRollout
 from paceline.rollout.native import NativeRollout
 from paceline.rollout.registry import get_rollout, register_rollout
+from paceline.rollout.vllm import VllmRollout
 
 
-def test_native_is_known() -> None:
-    assert get_rollout("native") is NativeRollout
+def test_built_in_engines_are_known() -> None:
+    assert [get_rollout(name) for name in ("native", "hf", "vllm")] == [NativeRollout, HfRollout, VllmRollout]
 
 
 def test_unknown_engine_suggests_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean native\? Known: native"):
+    with pytest.raises(ConfigError, match=r"did you mean native\? Known: hf, native, vllm"):
         get_rollout("nativ")
 
 

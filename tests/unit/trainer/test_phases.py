@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from paceline.algorithms.kl import AdaptiveKLController, FixedKLController
 from paceline.protocol import DataProto
-from paceline.trainer.ppo.phases import apply_kl_penalty, compute_advantage, deal_mini_batches, make_requests
+from paceline.trainer.ppo.phases import (
+    apply_kl_penalty,
+    compute_advantage,
+    deal_mini_batches,
+    make_requests,
+    rollout_mismatch,
+)
 
 
 def collated(rows: int) -> dict:
@@ -154,3 +160,16 @@ def test_every_row_is_dealt_once_per_epoch_to_the_same_mini_batch_for_any_number
     dealt_rows = membership(shards)
     assert sorted(row for members in dealt_rows for row in members) == sorted([*range(rows)] * epochs)
     assert dealt_rows == membership(1)
+
+
+def test_the_mismatch_of_rollout_and_trainer_counts_response_tokens_only() -> None:
+    data = DataProto.from_dict(
+        {
+            "old_log_probs": torch.tensor([[0.5, 0.2, 0.9]]).log(),
+            "rollout_log_probs": torch.tensor([[0.4, 0.2, 0.1]]).log(),
+            "response_mask": torch.tensor([[1, 1, 0]]),
+        }
+    )
+    found = rollout_mismatch(data)
+    assert found["training/rollout_probs_diff_mean"] == pytest.approx(0.05)
+    assert found["training/rollout_probs_diff_max"] == pytest.approx(0.1)

@@ -90,3 +90,24 @@ def test_without_old_log_probs_the_old_policy_is_the_current_one() -> None:
 def test_metrics_of_optimizer_steps_are_averaged_and_the_learning_rate_is_the_last() -> None:
     steps = [{"grad_norm": 1.0, "lr": 0.1}, {"grad_norm": 2.0, "lr": 0.2}]
     assert mean_metrics(steps, "actor") == {"actor/grad_norm": 1.5, "actor/lr": 0.2}
+
+
+def test_tokens_of_another_engine_weigh_what_the_trainer_thinks_of_them_up_to_the_cap() -> None:
+    """Two tokens of advantage 1, on-policy: the loss of each is -1 times min(e^(old - rollout), 2)."""
+    column = torch.tensor([[-1.0, -1.0]])
+    batch = TensorDict(
+        {
+            "response_mask": torch.ones(1, 2, dtype=torch.int64),
+            "old_log_probs": column,
+            "rollout_log_probs": torch.tensor([[-1.5, -9.0]]),
+            "advantages": torch.ones(1, 2),
+        },
+        batch_size=[1],
+    )
+    output = {"log_probs": column.clone().requires_grad_(), "entropy": torch.zeros(1, 2)}
+    loss_fn = actor_loss(ActorConfig(tis_imp_ratio_cap=2.0), MiniBatch(1, num_tokens=2, num_sequences=1))
+    loss, _ = loss_fn(output, batch)
+    loss.backward()
+    weights = torch.tensor([[0.5, 0.0]]).exp() * torch.tensor([[1.0, 2.0]])
+    assert float(loss) == pytest.approx(-float(weights.mean()))
+    torch.testing.assert_close(output["log_probs"].grad, -weights / 2)

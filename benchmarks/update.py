@@ -1,0 +1,190 @@
+"""What packing and token budgets do to the speed of an update, and what chunks of logits do to its memory.
+
+Speed: useful tokens per second (padding does not count) of `train_batch` on a small model, all ways in turns, so that
+other work on the machine meets them alike; median, quartiles and the ratio to padded rows. Two workloads: `even`, all
+sequences of equal length, and `long-tailed`, 90 % of the responses 8 tokens and 10 % 64.
+
+Memory: most resident memory of an update with a vocabulary of 150,000, each in a process of its own, with the logits of
+a whole micro-batch and with chunks of them.
+
+    python -m benchmarks.update
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from paceline.config import ModelConfig, OptimConfig
+from paceline.engine import Engine, EngineSpec, get_engine
+from paceline.protocol import DataProto
+
+PAD = 0
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to make the same update."""
+
+    name: str
+    packed: bool
+    by_tokens: bool
+
+
+WAYS = (
+    Way("padded rows", packed=False, by_tokens=False),
+    Way("padded tokens", packed=False, by_tokens=True),
+    Way("packed rows", packed=True, by_tokens=False),
+    Way("packed tokens", packed=True, by_tokens=True),
+)
+
+
+def save_model(folder: str, *, hidden: int, layers: int, vocabulary: int) -> None:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=max(1, hidden // 128),
+        pad_token_id=PAD,
+        eos_token_id=1,
+        bos_token_id=None,
+        tie_word_embeddings=True,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+
+
+def make_engine(folder: str, *, packed: bool) -> Engine:
+    model = ModelConfig(path=folder, use_remove_padding=packed)
+    engine = get_engine("local")(EngineSpec(model, "causal_lm", OptimConfig(lr=1e-6)))
+    engine.initialize()
+    return engine
+
+
+def make_batch(lengths: list[tuple[int, int]], vocabulary: int) -> DataProto:
+    """Rows of random tokens with (prompt, response) lengths."""
+    prompt_width, response_width = (max(widths) for widths in zip(*lengths, strict=True))
+    attention_mask = torch.zeros(len(lengths), prompt_width + response_width, dtype=torch.int64)
+    for row, (prompt, response) in enumerate(lengths):
+        attention_mask[row, prompt_width - prompt : prompt_width + response] = 1
+    return DataProto.from_dict(
+        {
+            "input_ids": torch.randint(2, vocabulary, attention_mask.shape) * attention_mask,
+            "attention_mask": attention_mask,
+            "position_ids": (attention_mask.cumsum(-1) - 1).clamp(min=0),
+            "response_mask": attention_mask[:, prompt_width:].clone(),
+        }
+    )
+
+
+def make_workloads(rows: int) -> dict[str, list[tuple[int, int]]]:
+    dice = random.Random(0)
+    tails = [64 if row < rows // 10 else 8 for row in range(rows)]
+    dice.shuffle(tails)
+    return {"even": [(32, 64)] * rows, "long-tailed": [(dice.randint(16, 64), response) for response in tails]}
+
+
+def loss_fn(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
+    return -output["log_probs"].sum() / 1000.0, {}
+
+
+def compare_speed(args: argparse.Namespace) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(folder, hidden=args.hidden, layers=args.layers, vocabulary=args.vocabulary)
+        engines = {packed: make_engine(folder, packed=packed) for packed in (False, True)}
+    parameters = sum(parameter.numel() for parameter in engines[False].model.parameters())
+    print(
+        f"{parameters / 1e6:.1f} M parameters, vocabulary {args.vocabulary}, {args.rows} rows in micro-batches of "
+        f"{args.micro_rows} rows or {args.micro_tokens} tokens, {args.threads} thread(s), {args.repeats} of each in turns"
+    )
+    print(f"{'':<28}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
+    for workload, lengths in make_workloads(args.rows).items():
+        data = make_batch(lengths, args.vocabulary)
+        tokens = int(data.batch["attention_mask"].sum())
+        speeds: dict[str, list[float]] = {way.name: [] for way in WAYS}
+        for turn in range(args.repeats + 1):
+            for way in WAYS if turn % 2 else reversed(WAYS):
+                sizes = {"max_tokens": args.micro_tokens} if way.by_tokens else {"micro_batch_size": args.micro_rows}
+                start = time.perf_counter()
+                engines[way.packed].train_batch(data, loss_fn, **sizes)
+                if turn:  # The first is for warming up.
+                    speeds[way.name].append(tokens / (time.perf_counter() - start))
+        baseline = statistics.median(speeds[WAYS[0].name])
+        for name, values in speeds.items():
+            low, middle, high = statistics.quantiles(values, n=4)
+            quartiles = f"{low:,.0f} .. {high:,.0f}"
+            print(f"{workload + ' ' + name:<28}{middle:10,.0f}{quartiles:>20}{middle / baseline:8.2f}")
+
+
+def measure_memory(args: argparse.Namespace) -> None:
+    """In this process: one update with all logits or with chunks of them; prints a line of JSON."""
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(folder, hidden=64, layers=1, vocabulary=args.large_vocabulary)
+        engine = make_engine(folder, packed=False)
+    engine.root.head_apart = args.measure == "chunks"
+    data = make_batch([(8, args.large_tokens // 8)] * 8, args.large_vocabulary)
+    # AdamW's state is made in the first update; what is measured is one like all others.
+    engine.train_batch(data[:1], loss_fn, micro_batch_size=1)
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # Begin to watch the peak anew.
+    start = time.perf_counter()
+    engine.train_batch(data, loss_fn, micro_batch_size=8)
+    print(json.dumps({"mib": _resident("VmHWM") - before, "seconds": time.perf_counter() - start}))
+
+
+def _resident(field: str) -> float:
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+
+def compare_memory(args: argparse.Namespace) -> None:
+    logits = args.large_vocabulary * args.large_tokens * 4 / 2**20
+    print(f"\nvocabulary {args.large_vocabulary}, {args.large_tokens} response tokens: {logits:,.0f} MiB of logits")
+    print(f"{'':<28}{'peak MiB':>10}{'seconds':>20}")
+    for way in ("whole", "chunks"):
+        command = [sys.executable, "-m", "benchmarks.update", "--measure", way, "--threads", str(args.threads)]
+        command += ["--large-vocabulary", str(args.large_vocabulary), "--large-tokens", str(args.large_tokens)]
+        seen = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        print(f"{'logits: ' + way:<28}{seen['mib']:10,.0f}{seen['seconds']:20.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=64, help="sequences of a mini-batch")
+    parser.add_argument("--micro-rows", type=int, default=16, help="sequences of a micro-batch")
+    parser.add_argument("--micro-tokens", type=int, default=1536, help="tokens of a micro-batch")
+    parser.add_argument("--hidden", type=int, default=256, help="hidden size of the model")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the model")
+    parser.add_argument("--vocabulary", type=int, default=1024, help="vocabulary of the model")
+    parser.add_argument("--large-vocabulary", type=int, default=150_000, help="vocabulary where memory is measured")
+    parser.add_argument("--large-tokens", type=int, default=1024, help="response tokens where memory is measured")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch")
+    parser.add_argument("--repeats", type=int, default=7, help="measurements of each")
+    parser.add_argument("--measure", choices=("whole", "chunks"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.measure:
+        measure_memory(args)
+        return
+    torch.set_num_threads(args.threads)
+    compare_speed(args)
+    compare_memory(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""A Hugging Face model as the engines call it: the body on all tokens, the head only where an answer is wanted."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.engine.inputs import ModelCall
+from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
+from paceline.engine.model import ModelKind
+
+logger = logging.getLogger(__name__)
+
+
+class AnswerModel(nn.Module):
+    """Holds a model, and gives the engine's columns for it.
+
+    A module, so that a sharded backend that wraps it has the head's parameters whole during the call.
+    """
+
+    def __init__(self, model: PreTrainedModel, kind: ModelKind) -> None:
+        super().__init__()
+        self.model = model
+        self.kind = kind
+        self.head_apart = kind == "causal_lm" and _has_plain_head(model)
+        """Whether log-probs are computed from hidden states, in chunks, and not from the model's own logits."""
+
+    def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
+        """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`."""
+        if self.kind == "causal_lm":
+            statistics = self._from_hidden_states if self.head_apart else self._from_logits
+            log_probs, entropy = statistics(call, temperature)
+            return {"log_probs": log_probs, "entropy": entropy}
+        outputs = self.model(**call.inputs).logits.flatten(0, 1)[call.places, 0].float()
+        return {"values" if self.kind == "value" else "scores": outputs}
+
+    def _from_hidden_states(self, call: ModelCall, temperature: float) -> tuple[Tensor, Tensor]:
+        hidden = self.model.base_model(**call.inputs).last_hidden_state.flatten(0, 1)[call.places]
+        head: Any = self.model.get_output_embeddings()
+        return hidden_log_probs_and_entropy(hidden, head.weight, head.bias, call.tokens, temperature)
+
+    def _from_logits(self, call: ModelCall, temperature: float) -> tuple[Tensor, Tensor]:
+        columns, place = (call.places % call.inputs["input_ids"].shape[-1]).unique(return_inverse=True)
+        rows = call.places // call.inputs["input_ids"].shape[-1]
+        logits = self.model(**call.inputs, logits_to_keep=columns).logits
+        return token_log_probs_and_entropy(logits[rows, place], call.tokens, temperature)
+
+
+def _has_plain_head(model: PreTrainedModel) -> bool:
+    """Whether its logits are those of a linear layer on the body's last hidden states, as far as one can see."""
+    return (
+        type(model.get_output_embeddings()) is nn.Linear and model.base_model is not model and not _scales_logits(model)
+    )
+
+
+def _scales_logits(model: PreTrainedModel) -> bool:
+    """Whether its configuration has such as final_logit_softcapping, logits_scaling or lm_head_multiplier."""
+    settings = model.config.get_text_config().to_dict()
+    return any(
+        ("logit" in name or "lm_head" in name) and isinstance(value, int | float) and value not in (False, True, 1)
+        for name, value in settings.items()
+    )
+
+
+@torch.no_grad()
+def settle_head(answers: AnswerModel, root: nn.Module, call: ModelCall) -> None:
+    """Compare both ways to log-probs on `call`, and keep to the model's own logits if they differ. Collective.
+
+    `root` is what is called: `answers`, or what a backend wrapped around it.
+    """
+    if not answers.head_apart:
+        return
+    apart = root(call, 1.0)["log_probs"]
+    answers.head_apart = False
+    own = root(call, 1.0)["log_probs"]
+    answers.head_apart = bool((apart - own).abs().max() <= 0.01 * (own.max() - own.min()))
+    if not answers.head_apart:
+        logger.warning(
+            "the logits of %s are not its head's output: they are made for a whole micro-batch at a time.",
+            type(answers.model).__name__,
+        )

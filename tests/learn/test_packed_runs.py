@@ -1,0 +1,54 @@
+"""Packing and token budgets change no number of a run: the real trainer and workers, in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.in_process import train_in_process
+from tests.mixed import make_mixed_material, mixed_config
+from tests.runs import results
+
+PACKED: dict[str, Any] = {
+    "actor_rollout_ref__model__use_remove_padding": True,
+    "critic__model__use_remove_padding": True,
+    "reward_model__model__use_remove_padding": True,
+}
+BY_TOKENS: dict[str, Any] = {
+    "actor_rollout_ref__actor__use_dynamic_bsz": True,
+    "actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 90,
+    "actor_rollout_ref__rollout__log_prob_max_token_len_per_gpu": 60,
+    "actor_rollout_ref__ref__log_prob_max_token_len_per_gpu": 70,
+    "critic__use_dynamic_bsz": True,
+    "critic__ppo_max_token_len_per_gpu": 80,
+    "critic__forward_max_token_len_per_gpu": 120,
+    "reward_model__use_dynamic_bsz": True,
+    "reward_model__forward_max_token_len_per_gpu": 100,
+}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mixed_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(scope="module")
+def plain(material: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    run_dir = tmp_path_factory.mktemp("plain")
+    train_in_process(mixed_config(material, run_dir))
+    return results(run_dir)
+
+
+@pytest.mark.parametrize("changes", [PACKED, BY_TOKENS, PACKED | BY_TOKENS], ids=["packed", "tokens", "both"])
+def test_a_run_gives_the_same_numbers(
+    material: Path, plain: list[dict[str, Any]], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    train_in_process(mixed_config(material, tmp_path, **changes))
+    lines = results(tmp_path)
+    assert [line["step"] for line in lines] == [line["step"] for line in plain] == [0, 1, 2, 3]
+    for line, expected in zip(lines, plain, strict=True):
+        assert line.keys() == expected.keys()
+        numbers = {name: value for name, value in expected.items() if isinstance(value, float)}
+        assert {name: line[name] for name in numbers} == pytest.approx(numbers, rel=1e-3, abs=1e-5)

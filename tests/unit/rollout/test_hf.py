@@ -1,0 +1,70 @@
+"""What the engine on `transformers.generate` does beyond the contract, and how a worker makes an engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from paceline.config import PolicyModelConfig, RolloutConfig
+from paceline.rollout.base import RolloutSpec, SamplingParams
+from paceline.rollout.registry import get_rollout
+
+
+def make_model() -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen2ForCausalLM(
+            Qwen2Config(
+                vocab_size=64,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                initializer_range=0.2,
+                pad_token_id=0,
+                eos_token_id=1,
+                bos_token_id=None,
+            )
+        )
+
+
+def make_engine(name: str, model: PreTrainedModel, **config):
+    spec = RolloutSpec(
+        model=PolicyModelConfig(),
+        module=lambda: model,
+        config=RolloutConfig(name=name, **config),
+        max_prompt_length=8,
+        max_response_length=8,
+        eos_token_ids=frozenset({1}),
+        pad_token_id=0,
+        device="cpu",
+    )
+    return get_rollout(name).from_spec(spec)
+
+
+@pytest.mark.parametrize("name", ["native", "hf"])
+@pytest.mark.parametrize(("configured", "expected"), [(None, [1]), (7, [1, 7]), ([7, 8], [1, 7, 8])])
+def test_a_worker_gives_its_module_and_the_model_adds_tokens_that_end_a_turn(name, configured, expected) -> None:
+    model = make_model()
+    model.generation_config = GenerationConfig(eos_token_id=configured)
+    engine = make_engine(name, model, max_num_seqs=3)
+    assert engine.model is model
+    assert not engine.keeps_own_weights
+    assert engine.eos_token_ids == expected
+    assert engine.max_num_seqs == 3
+
+
+def test_generation_defaults_of_the_model_have_no_part_and_are_kept() -> None:
+    model = make_model().train()
+    model.gradient_checkpointing_enable()
+    model.model.norm.eval()
+    modes = [module.training for module in model.modules()]
+    greedy = SamplingParams(8, do_sample=False)
+    before = make_engine("hf", model).generate([[5, 6, 7]], greedy, [0])
+    defaults = GenerationConfig(repetition_penalty=9.0, max_new_tokens=2, do_sample=True, eos_token_id=1)
+    model.generation_config = defaults
+    assert make_engine("hf", model).generate([[5, 6, 7]], greedy, [0]) == before
+    assert model.generation_config is defaults
+    assert [module.training for module in model.modules()] == modes

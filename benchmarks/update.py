@@ -111,7 +111,8 @@ def compare_speed(args: argparse.Namespace) -> None:
     parameters = sum(parameter.numel() for parameter in engines[False].model.parameters())
     print(
         f"{parameters / 1e6:.1f} M parameters, vocabulary {args.vocabulary}, {args.rows} rows in micro-batches of "
-        f"{args.micro_rows} rows or {args.micro_tokens} tokens, {args.threads} thread(s), {args.repeats} of each in turns"
+        f"{args.micro_rows} rows or {args.micro_tokens} tokens, {args.threads} thread(s), "
+        f"{args.repeats} of each in turns"
     )
     print(f"{'':<28}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
     for workload, lengths in make_workloads(args.rows).items():

@@ -61,7 +61,7 @@ def _scales_logits(model: PreTrainedModel) -> bool:
     """Whether its configuration has such as final_logit_softcapping, logits_scaling or lm_head_multiplier."""
     settings = model.config.get_text_config().to_dict()
     return any(
-        ("logit" in name or "lm_head" in name) and isinstance(value, int | float) and value not in (False, True, 1)
+        ("logit" in name or "lm_head" in name) and isinstance(value, int | float) and value not in (0, 1)
         for name, value in settings.items()
     )
 
@@ -77,7 +77,8 @@ def settle_head(answers: AnswerModel, root: nn.Module, call: ModelCall) -> None:
     apart = root(call, 1.0)["log_probs"]
     answers.head_apart = False
     own = root(call, 1.0)["log_probs"]
-    answers.head_apart = bool((apart - own).abs().max() <= 0.01 * (own.max() - own.min()))
+    rounding = 1e-5 * own.abs().max()
+    answers.head_apart = bool((apart - own).abs().max() <= 0.01 * (own.max() - own.min()) + rounding)
     if not answers.head_apart:
         logger.warning(
             "the logits of %s are not its head's output: they are made for a whole micro-batch at a time.",

@@ -80,6 +80,8 @@ class UpdatePlan:
     """Per device and optimizer step: the gradient accumulation."""
     tokens_per_micro_batch: int
     """Per device, at most."""
+    is_dynamic: bool = False
+    """Micro-batches have as many responses as fit into their tokens, so their number depends on the lengths."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -96,6 +98,7 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
             devices=sum(pools[roles["ActorRollout"]]),
             mini_batch_prompts=actor.ppo_mini_batch_size,
             micro_batch=actor.ppo_micro_batch_size_per_gpu,
+            max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
             epochs=actor.ppo_epochs,
         )
     }
@@ -105,12 +108,15 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
             devices=sum(pools[roles["Critic"]]),
             mini_batch_prompts=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
             micro_batch=critic.ppo_micro_batch_size_per_gpu,
+            max_tokens=critic.ppo_max_token_len_per_gpu if critic.use_dynamic_bsz else None,
             epochs=critic.ppo_epochs or actor.ppo_epochs,
         )
     return plans
 
 
-def _update_plan(cfg: PPOConfig, *, devices: int, mini_batch_prompts: int, micro_batch: int, epochs: int) -> UpdatePlan:
+def _update_plan(
+    cfg: PPOConfig, *, devices: int, mini_batch_prompts: int, micro_batch: int, max_tokens: int | None, epochs: int
+) -> UpdatePlan:
     mini_batch = mini_batch_prompts * cfg.actor_rollout_ref.rollout.n
     per_device = ceil(mini_batch / devices)
     micro_batch = min(micro_batch, per_device)
@@ -123,7 +129,8 @@ def _update_plan(cfg: PPOConfig, *, devices: int, mini_batch_prompts: int, micro
         per_device=per_device,
         micro_batch=micro_batch,
         micro_batches=ceil(per_device / micro_batch),
-        tokens_per_micro_batch=micro_batch * (cfg.data.max_prompt_length + cfg.data.max_response_length),
+        tokens_per_micro_batch=max_tokens or micro_batch * (cfg.data.max_prompt_length + cfg.data.max_response_length),
+        is_dynamic=max_tokens is not None,
     )
 
 
@@ -153,9 +160,14 @@ def batch_table(cfg: PPOConfig) -> str:
             _row("optimizer steps", plan.optimizer_steps, f"mini-batches x ppo_epochs ({plan.epochs})"),
             _row("responses per optimizer step", plan.mini_batch, f"{plan.mini_batch_prompts} prompts x {n}, {shared}"),
             _row("responses per device", plan.per_device, f"of an optimizer step{uneven}"),
-            _row("micro-batches per device", plan.micro_batches, f"of {plan.micro_batch} responses, accumulated{last}"),
-            _row("tokens per micro-batch", plan.tokens_per_micro_batch, "per device, at most"),
         ]
+        if plan.is_dynamic:
+            meaning = "per device, at most; as many responses as fit (use_dynamic_bsz)"
+        else:
+            meaning = "per device, at most"
+            responses_each = f"of {plan.micro_batch} responses, accumulated{last}"
+            lines.append(_row("micro-batches per device", plan.micro_batches, responses_each))
+        lines.append(_row("tokens per micro-batch", plan.tokens_per_micro_batch, meaning))
     return "\n".join(lines)
 
 

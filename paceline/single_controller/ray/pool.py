@@ -75,8 +75,7 @@ class _Placement:
         group = placement_group(
             [self.device.resources(num_devices) for num_devices in self.devices_per_node],
             strategy="STRICT_SPREAD" if len(self.devices_per_node) > 1 else "STRICT_PACK",
-            # Ray keeps the groups of an actor that died: whoever started that actor finds them by its id.
-            name=f"{self.name} of {ray.get_runtime_context().get_actor_id() or 'driver'}",
+            name=self._name_in_ray(),
         )
         # The promise is an error within the timeout, so the wait leaves a tenth of it for the explanation.
         ready, _ = ray.wait([group.ready()], timeout=0.9 * timeout_seconds)
@@ -85,6 +84,11 @@ class _Placement:
             remove_placement_group(group)
             raise ResourceError(explanation)
         return group
+
+    def _name_in_ray(self) -> str:
+        """Ray keeps the groups of an actor that died: whoever started that actor finds them by its id."""
+        actor_id = ray.get_runtime_context().get_actor_id()
+        return f"{self.name} of {actor_id}" if actor_id else self.name
 
     def _explain(self, problem: str) -> str:
         """What is wanted, what each node has and has free, who holds the rest, what to change."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.config import PPOConfig, RewardModelModelConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.load import Config, is_local_path, read_config
-from paceline.config.pools import GLOBAL_POOL, device_pools
+from paceline.config.pools import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools
 from paceline.config.reward import read_weights
 from paceline.config.unsupported import refused_choice
 from paceline.errors import ConfigError
@@ -168,6 +168,7 @@ RANGES: dict[str, Range] = {
     "trainer.cpus_per_device": _NOT_NEGATIVE,
     "trainer.threads_per_worker": _COUNT,
     "trainer.placement.critic_devices": _COUNT,
+    "trainer.placement.rollout_devices": _COUNT,
     "trainer.total_epochs": _COUNT,
     "trainer.total_training_steps": _COUNT,
     "trainer.critic_warmup": _NOT_NEGATIVE,
@@ -535,17 +536,17 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
             )
     try:
         pools = device_pools(cfg.trainer)
+        rollout_pools(cfg.trainer)
     except ConfigError as error:
         yield from error.problems
         return
     roles = [(_ACTOR, actor.strategy, actor.ppo_mini_batch_size, next(iter(pools)))]
+    critic_pool = CRITIC_POOL if CRITIC_POOL in pools else GLOBAL_POOL
     if use_critic:
-        roles.append(
-            ("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, list(pools)[-1])
-        )
+        roles.append(("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, critic_pool))
     strategies = [(section, strategy, pool) for section, strategy, _, pool in roles]
     if cfg.reward_model.enable:
-        strategies.append(("reward_model", cfg.reward_model.strategy, list(pools)[-1]))
+        strategies.append(("reward_model", cfg.reward_model.strategy, critic_pool))
     for section, strategy, pool in strategies:
         if strategy == "local" and sum(pools[pool]) > 1:
             advice = "trainer.n_gpus_per_node=1" if pool == GLOBAL_POOL else "give the pool one device"

@@ -16,6 +16,12 @@ class PlacementConfig:
     critic_devices: int | None = None
     """The share of critic_pool in split placement, >= 1: devices if nnodes is 1, else nodes. The rest is the
     actor's. null: half."""
+    rollout_devices: int | None = None
+    """Devices (nodes, if nnodes is more than 1) of rollout_pool, which does nothing but generate, >= 1; the other pools
+    share the rest. null: there is no such pool."""
+    rollout_on: list[str] | None = None
+    """Pools that generate, such as [actor_rollout_ref_pool,critic_pool]: the actor's and at most one more. They share
+    the responses by their devices. null: rollout_pool if there is one, else the actor's."""
 
 
 @dataclass(frozen=True)

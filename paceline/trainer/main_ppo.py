@@ -55,7 +55,8 @@ class TaskRunner:
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
-        self._add(Role.ActorRollout, ActorRolloutRefWorker, config)
+        for role in (Role.ActorRollout, Role.Actor, Role.Rollout):  # one, or both parts if they are on other pools
+            self._add(role, ActorRolloutRefWorker, config)
 
     def add_critic_worker(self, config: Config) -> None:
         """The value model, if the estimator needs one."""

@@ -7,7 +7,7 @@ model. Every method answers with a future. Inputs are read only; outputs are new
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -40,6 +40,7 @@ from paceline.single_controller.base import Dispatch, DispatchMode, Worker, regi
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.rng import RoleRng
+from paceline.workers.weight_sync import in_buckets
 
 logger = logging.getLogger(__name__)
 
@@ -188,6 +189,7 @@ class ActorRolloutRefWorker(EngineWorker):
         self.reference: Engine | None = None
         self.rollout: RolloutEngine | None = None
         self.rollout_is_stale = False
+        self.outgoing: Iterator[dict[str, torch.Tensor]] = iter(())
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -244,6 +246,23 @@ class ActorRolloutRefWorker(EngineWorker):
         completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         self.rollout.sleep()
         return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def count_weight_buckets(self) -> int:
+        """Into how many parts `send_weights` divides the policy."""
+        return sum(1 for _ in in_buckets(self.actor.named_full_weights()))
+
+    @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
+    def send_weights(self, bucket: int) -> DataProto:
+        """One part of the policy's whole weights, for a rollout in other processes. Parts are asked for in order."""
+        if bucket == 0:
+            self.outgoing = in_buckets(self.actor.named_full_weights())
+        return DataProto(meta_info={"weights": next(self.outgoing)})
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def receive_weights(self, *buckets: DataProto) -> None:
+        """All parts that the actor sent."""
+        self.rollout.update_weights(item for bucket in buckets for item in bucket.meta_info["weights"].items())
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:

@@ -128,7 +128,8 @@ class WorkerGroups:
         """Our roles get their own section of the config; a user's role gets the whole."""
         config = self.config
         sections: dict[Enum, Any] = dict.fromkeys(
-            (Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy), config.actor_rollout_ref
+            (Role.Actor, Role.Rollout, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy),
+            config.actor_rollout_ref,
         )
         sections |= {Role.Critic: critic_config(config), Role.RewardModel: reward_model_config(config)}
         return RayClassWithInitArgs(

@@ -10,7 +10,7 @@ from math import ceil
 
 from paceline.algorithms.advantages import needs_critic
 from paceline.config import PPOConfig
-from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools
+from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools, rollout_pools
 
 
 def uses_critic(cfg: PPOConfig) -> bool:
@@ -31,7 +31,7 @@ def uses_reward_model(cfg: PPOConfig) -> bool:
 def plan_pools(cfg: PPOConfig) -> Pools:
     """Devices per node of each pool that has a role; see `idle_devices` for what split placement then leaves over."""
     pools = device_pools(cfg.trainer)
-    if not (uses_critic(cfg) or uses_reward_model(cfg)):
+    if not (uses_critic(cfg) or uses_reward_model(cfg) or CRITIC_POOL in rollout_pools(cfg.trainer)):
         pools.pop(CRITIC_POOL, None)
     return pools
 
@@ -50,7 +50,8 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
     """
     split = cfg.trainer.placement.name == "split"
     actor_pool = ACTOR_POOL if split else GLOBAL_POOL
-    roles = {"ActorRollout": actor_pool}
+    generating = rollout_pools(cfg.trainer)
+    roles = {"ActorRollout" if actor_pool in generating else "Actor": actor_pool}
     if uses_reference(cfg):
         roles["RefPolicy"] = actor_pool
     critic_pool = CRITIC_POOL if split else GLOBAL_POOL
@@ -58,6 +59,8 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
         roles["Critic"] = critic_pool
     if uses_reward_model(cfg):
         roles["RewardModel"] = critic_pool
+    if generating[-1] != actor_pool:
+        roles["Rollout"] = generating[-1]
     return roles
 
 
@@ -95,7 +98,7 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
     plans = {
         "actor": _update_plan(
             cfg,
-            devices=sum(pools[roles["ActorRollout"]]),
+            devices=sum(next(iter(pools.values()))),
             mini_batch_prompts=actor.ppo_mini_batch_size,
             micro_batch=actor.ppo_micro_batch_size_per_gpu,
             max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
@@ -187,6 +190,8 @@ def placement_picture(cfg: PPOConfig) -> str:
     """
     words = {
         "ActorRollout": "actor, rollout",
+        "Actor": "actor",
+        "Rollout": "rollout",
         "RefPolicy": "reference",
         "Critic": "critic",
         "RewardModel": "reward model",

@@ -36,6 +36,7 @@ from paceline.trainer.ppo.phases import (
     make_requests,
     num_mini_batches,
     rollout_mismatch,
+    share_out,
 )
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 ANSWERS = ("old_log_probs", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
+
+GENERATING_ROLES = (Role.ActorRollout, Role.ActorRolloutRef, Role.Rollout)
 
 
 def fit(trainer: RayPPOTrainer) -> None:
@@ -155,6 +158,7 @@ class RayPPOTrainer:
         self.critic_wg: RayWorkerGroup | None = None
         self.ref_policy_wg: RayWorkerGroup | None = None
         self.rm_wg: RayWorkerGroup | None = None
+        self.rollout_wg: RayWorkerGroup | None = None
         self.reward_wg: RayWorkerGroup | None = None
 
     # ---------------------------------------------------------------------------------------------- preparation
@@ -162,8 +166,11 @@ class RayPPOTrainer:
     def _check_roles(self) -> None:
         problems = []
         roles = set(self.role_worker_mapping)
-        if not roles & {Role.ActorRollout, Role.ActorRolloutRef}:
-            problems.append("role_worker_mapping has neither Role.ActorRollout nor Role.ActorRolloutRef; add one.")
+        if not (roles & {Role.ActorRollout, Role.ActorRolloutRef} or roles >= {Role.Actor, Role.Rollout}):
+            problems.append(
+                "role_worker_mapping has neither Role.ActorRollout nor Role.ActorRolloutRef; add one, or both of "
+                "Role.Actor and Role.Rollout."
+            )
         if self.use_critic and Role.Critic not in roles:
             estimator = self.config.algorithm.adv_estimator
             problems.append(f"algorithm.adv_estimator={estimator} needs Role.Critic in role_worker_mapping.")
@@ -222,7 +229,7 @@ class RayPPOTrainer:
             Role.ActorRollout: (self.config.actor_rollout_ref.actor, self.config.trainer.critic_warmup + 1),
             Role.Critic: (critic_config(self.config), 1),
         }
-        trained[Role.ActorRolloutRef] = trained[Role.ActorRollout]
+        trained[Role.ActorRolloutRef] = trained[Role.Actor] = trained[Role.ActorRollout]
         steps = {
             role: count_optimizer_steps(
                 section,
@@ -236,7 +243,11 @@ class RayPPOTrainer:
         }
         self._groups.start(self.tokenizer, steps, (self.reward_fn, self.val_reward_fn))
         groups = self.worker_groups
-        self.actor_rollout_wg = groups.get(Role.ActorRollout, groups.get(Role.ActorRolloutRef))
+        self.actor_rollout_wg = groups.get(Role.ActorRollout, groups.get(Role.ActorRolloutRef, groups.get(Role.Actor)))
+        self.rollout_wg = groups.get(Role.Rollout)
+        self._generating = [group for role, group in groups.items() if role in GENERATING_ROLES]
+        if self.rollout_wg is not None:
+            self._num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
         self.critic_wg = groups.get(Role.Critic)
         self.ref_policy_wg = groups.get(Role.RefPolicy, groups.get(Role.ActorRolloutRef))
         self.rm_wg = groups.get(Role.RewardModel)
@@ -257,6 +268,7 @@ class RayPPOTrainer:
             ending.callback(self.shutdown)
             ending.enter_context(run_lock(self.run_dir))
             resumed = self.checkpoints.resume()
+            self.send_weights()
             # A look at a run that has records leaves them as they are.
             only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
             self.log = RunLog(
@@ -314,7 +326,13 @@ class RayPPOTrainer:
             **{name: getattr(sampling, name) for name in names},
             "ignore_eos": rollout.ignore_eos,
         }
-        return self._issued(self.actor_rollout_wg.generate_sequences(requests))
+        shares = share_out(len(requests), [group.world_size for group in self._generating])
+        parts = [
+            group.generate_sequences(requests[rows])
+            for group, rows in zip(self._generating, shares, strict=True)
+            if rows.stop > rows.start
+        ]
+        return self._issued(DataProtoFuture.concat(parts) if len(parts) > 1 else parts[0])
 
     def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
         """The most likely response to each prompt, if ReMax wants it for a baseline."""
@@ -423,7 +441,7 @@ class RayPPOTrainer:
         return self._issued(self.critic_wg.update_critic(dealt), is_update=True)
 
     def update_actor(self, batch: DataProto) -> DataProtoFuture | None:
-        """Improve the policy; not while the critic warms up."""
+        """Improve the policy, also where it generates; not while the critic warms up."""
         if self.global_step <= self.config.trainer.critic_warmup or self._skipped_step == self.global_step:
             return None
         actor = self.config.actor_rollout_ref.actor
@@ -432,7 +450,17 @@ class RayPPOTrainer:
         columns += ["ref_log_prob"] if actor.use_kl_loss else []
         columns += ["rollout_log_probs"] if actor.tis_imp_ratio_cap > 0 else []
         dealt = self._deal(batch, columns, actor, self.actor_rollout_wg)
-        return self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        self.send_weights()
+        return update
+
+    def send_weights(self) -> None:
+        """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
+        critic has these devices too."""
+        if self.rollout_wg is None:
+            return
+        buckets = [self.actor_rollout_wg.send_weights(bucket) for bucket in range(self._num_weight_buckets)]
+        self._issued(self.rollout_wg.receive_weights(*buckets), is_update=True)
 
     def _issued(self, future: Any, *, is_update: bool = False) -> Any:
         """With less than full overlap, what was issued must end before the next call."""

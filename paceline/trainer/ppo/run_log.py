@@ -35,6 +35,8 @@ PHASE_NAMES = {
     "compute_reward": "reward",
     "update_actor": "update_actor",
     "update_critic": "update_critic",
+    "send_weights": "send_weights",
+    "receive_weights": "receive_weights",
 }
 
 

@@ -134,7 +134,7 @@ class Checkpoints:
 
     def _saved_groups(self) -> dict[str, RayWorkerGroup]:
         """By folder: every role that has a state. Frozen ones have none but their random numbers."""
-        names = {Role.ActorRollout: "actor", Role.ActorRolloutRef: "actor"}
+        names = dict.fromkeys((Role.ActorRollout, Role.ActorRolloutRef), "actor")
         return {
             names.get(role, role_name(role)): group
             for role, group in self.trainer.worker_groups.items()

@@ -18,6 +18,7 @@ from paceline.trainer.ppo.placement import (
 )
 
 SPLIT = "trainer.placement.name=split"
+ON = "trainer.placement.rollout_on"
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
 
 
@@ -41,6 +42,18 @@ def config(*overrides: str) -> PPOConfig:
             ["trainer.nnodes=3", "trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.critic_devices=1"],
             {"actor_rollout_ref_pool": [2, 2], "critic_pool": [2]},
         ),
+        (
+            ["trainer.n_gpus_per_node=4", "trainer.placement.rollout_devices=1"],
+            {"global_pool": [3], "rollout_pool": [1]},
+        ),
+        (
+            ["trainer.nnodes=4", "trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.rollout_devices=2"],
+            {"actor_rollout_ref_pool": [2], "critic_pool": [2], "rollout_pool": [2, 2]},
+        ),
+        (
+            ["trainer.n_gpus_per_node=4", SPLIT, *GRPO, f"{ON}=[actor_rollout_ref_pool,critic_pool]"],
+            {"actor_rollout_ref_pool": [2], "critic_pool": [2]},
+        ),
     ],
 )
 def test_devices_are_divided_into_pools(overrides: list[str], pools: dict[str, Any]):
@@ -56,11 +69,49 @@ def test_devices_are_divided_into_pools(overrides: list[str], pools: dict[str, A
         ["trainer.n_gpus_per_node=3", SPLIT],
         ["trainer.nnodes=3", "trainer.n_gpus_per_node=2", SPLIT],
         ["trainer.n_gpus_per_node=4", SPLIT, "trainer.placement.critic_devices=4"],
+        ["trainer.placement.rollout_devices=1"],
+        ["trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.rollout_devices=1"],
+        ["trainer.n_gpus_per_node=4", SPLIT, "trainer.placement.rollout_devices=1"],
     ],
 )
 def test_what_does_not_divide_is_an_error(overrides: list[str]):
     with pytest.raises(ConfigError):
         plan_pools(config(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ON}=[critic_pool]"], "names critic_pool, which this placement does not have. The pools are: global_pool."),
+        ([SPLIT, f"{ON}=[]"], "names no pool. The pools are: actor_rollout_ref_pool, critic_pool."),
+        ([SPLIT, f"{ON}=[critic_pool,critic_pool]"], "name each pool once"),
+        (
+            [f"{ON}=[global_pool]", "trainer.placement.rollout_devices=1"],
+            "leaves rollout_pool idle; add it, or leave trainer.placement.rollout_devices null.",
+        ),
+        (
+            [SPLIT, "trainer.placement.rollout_devices=2", f"{ON}=[critic_pool,rollout_pool]"],
+            "name each pool once, actor_rollout_ref_pool and at most one more.",
+        ),
+    ],
+)
+def test_pools_that_can_not_generate_are_an_error(overrides: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        role_to_pool(config("trainer.n_gpus_per_node=4", *overrides))
+    assert message in str(caught.value)
+
+
+def test_the_rollout_is_on_the_pools_that_the_config_names():
+    both = config("trainer.n_gpus_per_node=2", SPLIT, f"{ON}=[critic_pool,actor_rollout_ref_pool]")
+    assert role_to_pool(both) == {
+        "ActorRollout": "actor_rollout_ref_pool",
+        "Critic": "critic_pool",
+        "Rollout": "critic_pool",
+    }
+    apart = config("trainer.n_gpus_per_node=2", "trainer.placement.rollout_devices=1")
+    assert role_to_pool(apart) == {"Actor": "global_pool", "Critic": "global_pool", "Rollout": "rollout_pool"}
+    assert update_plans(apart)["actor"].devices == 1
+    assert "| actor, critic | rollout      |" in placement_picture(apart)
 
 
 def test_grpo_in_split_placement_builds_no_pool_for_the_critic_that_it_has_not():

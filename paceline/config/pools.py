@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.config.trainer import TrainerConfig
+from paceline.config.trainer import PlacementConfig, TrainerConfig
 from paceline.errors import ConfigError
 
 GLOBAL_POOL = "global_pool"
@@ -35,7 +35,7 @@ def device_pools(trainer: TrainerConfig) -> Pools:
         total -= placement.rollout_devices
         key = f"{key} less trainer.placement.rollout_devices"
     if placement.name == "split":
-        shares[CRITIC_POOL] = _critic_share(placement.critic_devices, total, key, unit)
+        shares[CRITIC_POOL] = _critic_share(placement, total, key, unit)
         shares[ACTOR_POOL] = total - shares[CRITIC_POOL]
     elif placement.critic_devices is not None:
         raise ConfigError(
@@ -78,15 +78,15 @@ def _within(name: str, share: int, total: int, key: str, unit: str) -> int:
     return share
 
 
-def _critic_share(share: int | None, total: int, key: str, unit: str) -> int:
+def _critic_share(placement: PlacementConfig, total: int, key: str, unit: str) -> int:
     """Nodes or devices of the critic."""
     if total < 2:
         raise ConfigError(
             f"trainer.placement.name=split wants at least two {unit} for actor and critic; {key}={total}. "
             "Raise trainer.n_gpus_per_node or set trainer.placement.name=colocated."
         )
-    if share is not None:
-        return _within("critic_devices", share, total, key, unit)
+    if placement.critic_devices is not None:
+        return _within("critic_devices", placement.critic_devices, total, key, unit)
     if total % 2:
         raise ConfigError(
             f"{key}={total} does not divide into two equal pools; set trainer.placement.critic_devices to the number "

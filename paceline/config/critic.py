@@ -21,8 +21,9 @@ class CriticConfig:
     """Responses per device and forward/backward pass, >= 1."""
     forward_micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass when values are computed, >= 1."""
-    use_dynamic_bsz: bool = False
-    """Micro-batches of equal work, by tokens instead of responses, in the update and when values are computed."""
+    use_dynamic_bsz: bool | None = None
+    """Micro-batches of equal work, by tokens instead of responses, in the update and when values are computed. null:
+    the actor's."""
     ppo_max_token_len_per_gpu: int = 32768
     """Tokens per device and forward/backward pass then, >= 1; as the actor's."""
     forward_max_token_len_per_gpu: int | None = None

@@ -108,8 +108,9 @@ class RewardModelConfig:
     """The model; its path is needed if enable is true."""
     micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass, >= 1."""
-    use_dynamic_bsz: bool = False
-    """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses."""
+    use_dynamic_bsz: bool | None = None
+    """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses. null:
+    the actor's."""
     forward_max_token_len_per_gpu: int = 32768
     """Tokens per device and forward pass then, >= 1, counted as for the actor."""
     max_length: int | None = None

@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from paceline.config import ActorConfig, CriticConfig, PPOConfig, RewardModelConfig
+from paceline.config import ActorConfig, CriticConfig, PPOConfig
+from paceline.config.derived import critic_config, reward_model_config
 from paceline.errors import ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
@@ -135,24 +136,6 @@ class WorkerGroups:
         return RayClassWithInitArgs(
             cls=self.role_worker_mapping[role], config=sections.get(role, config), role=role_name(role), run=run
         )
-
-
-def critic_config(config: PPOConfig) -> CriticConfig:
-    """The critic's section, with what it leaves open taken from the actor."""
-    critic, policy = config.critic, config.actor_rollout_ref
-    return replace(
-        critic,
-        ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
-        ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
-        model=replace(critic.model, path=critic.model.path or policy.model.path),
-    )
-
-
-def reward_model_config(config: PPOConfig) -> RewardModelConfig:
-    """The reward model's section, with the policy's tokenizer as that of its inputs unless another is named."""
-    section, policy = config.reward_model, config.actor_rollout_ref.model
-    tokenizer = section.model.input_tokenizer or policy.tokenizer_path or policy.path
-    return replace(section, model=replace(section.model, input_tokenizer=tokenizer))
 
 
 def count_optimizer_steps(

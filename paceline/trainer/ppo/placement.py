@@ -10,6 +10,7 @@ from math import ceil
 
 from paceline.algorithms.advantages import needs_critic
 from paceline.config import PPOConfig
+from paceline.config.derived import critic_config
 from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools, rollout_pools
 
 
@@ -93,7 +94,7 @@ class UpdatePlan:
 
 def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
     """The update of the actor and, where there is one, of the critic."""
-    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    actor, critic = cfg.actor_rollout_ref.actor, critic_config(cfg)
     roles, pools = role_to_pool(cfg), plan_pools(cfg)
     plans = {
         "actor": _update_plan(
@@ -109,10 +110,10 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
         plans["critic"] = _update_plan(
             cfg,
             devices=sum(pools[roles["Critic"]]),
-            mini_batch_prompts=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            mini_batch_prompts=critic.ppo_mini_batch_size,
             micro_batch=critic.ppo_micro_batch_size_per_gpu,
             max_tokens=critic.ppo_max_token_len_per_gpu if critic.use_dynamic_bsz else None,
-            epochs=critic.ppo_epochs or actor.ppo_epochs,
+            epochs=critic.ppo_epochs,
         )
     return plans
 

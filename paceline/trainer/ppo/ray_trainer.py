@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.algorithms.advantages import needs_baseline
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.derived import critic_config
 from paceline.config.load import load_config
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
@@ -26,7 +27,7 @@ from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup
 from paceline.trainer.launch import STOP_FILE
-from paceline.trainer.ppo.groups import WorkerGroups, count_optimizer_steps, critic_config
+from paceline.trainer.ppo.groups import WorkerGroups, count_optimizer_steps
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
     balanced_order,

@@ -179,7 +179,9 @@ def test_micro_batches_by_tokens_have_no_fixed_number():
     actor, critic = batch_table(config(*keys)).split("Update of the ")[1:]
     assert "5,000  per device, at most; as many responses as fit" in actor
     assert "micro-batches per device" not in actor
-    assert "micro-batches per device" in critic
+    assert "32,768  per device, at most" in critic  # the critic follows the actor
+    rows = batch_table(config(*keys, "critic.use_dynamic_bsz=False")).split("Update of the ")[2]
+    assert "micro-batches per device" in rows
 
 
 def test_the_picture_shows_nodes_pools_devices_and_roles():

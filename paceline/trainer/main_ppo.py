@@ -147,6 +147,7 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         sys.stdout.write(dry_run_text(cfg))
         return
     _warn_of_idle_devices(cfg)
+    _warn_of_memory(cfg)
     for note in unused_settings(cfg, known_names(cfg)):
         logger.warning("%s", note)
 
@@ -223,10 +224,12 @@ def auto_set_device(config: AnyConfig) -> AnyConfig:
 
 
 def dry_run_text(cfg: PPOConfig) -> str:
-    """What a run would do with its batches and devices."""
+    """What a run would do with its batches, devices and memory."""
+    from paceline.trainer.ppo.memory import available_memory, memory_table, plan_memory
     from paceline.trainer.ppo.placement import batch_table, placement_picture
 
-    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n"
+    memory = memory_table(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
+    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n\n{memory}\n"
 
 
 def _warn_of_idle_devices(cfg: PPOConfig) -> None:
@@ -240,6 +243,14 @@ def _warn_of_idle_devices(cfg: PPOConfig) -> None:
             cfg.algorithm.adv_estimator,
             idle,
         )
+
+
+def _warn_of_memory(cfg: PPOConfig) -> None:
+    from paceline.trainer.ppo.memory import available_memory, memory_warning, plan_memory
+
+    warning = memory_warning(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
+    if warning:
+        logger.warning("%s", warning)
 
 
 def configure_logging() -> None:

@@ -197,6 +197,8 @@ def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
             continue
         problems = _problems(folder, hashes=True)
         if not problems:
+            if not (folder / MANIFEST).exists():
+                logger.warning("%s has no %s, so its files can't be verified", folder, MANIFEST)
             return folder
         logger.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
         damage += problems

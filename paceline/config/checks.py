@@ -5,10 +5,8 @@ Runs before Ray starts. Every message begins with the key that it is about, and 
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import PPOConfig, RewardModelModelConfig, RolloutConfig, ValSamplingConfig
-from paceline.config.load import Config, is_local_path, read_config
+from paceline.config.files import (
+    checkpoint_problems,
+    data_files,
+    model_problems,
+    parquet_footer,
+    parquet_problems,
+    reward_file_problems,
+    tokenizer_problems,
+    writable_problems,
+)
+from paceline.config.keys import known_keys
+from paceline.config.load import Config, read_config
 from paceline.config.pools import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools
 from paceline.config.reward import read_weights
 from paceline.config.unsupported import refused_choice
@@ -198,7 +207,8 @@ def validate(config: Config, *, device: str | None = None, known: KnownNames | N
 def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
     """All problems of a complete configuration; none is an empty list.
 
-    `device` is what trainer.device=null stands for on this machine; `known` are the names that may be chosen.
+    `device` is what trainer.device=null stands for on this machine, None if nobody asked yet; `known` are the names
+    that may be chosen.
     """
     known = known or KnownNames()
     use_critic = cfg.algorithm.adv_estimator in known.critic_estimators
@@ -211,12 +221,50 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *_check_algorithm(cfg, known, use_critic),
         *_check_rewards(cfg),
         *_check_sampling(cfg),
-        *_check_run(cfg, device or cfg.trainer.device or "cpu"),
+        *_check_run(cfg, device or cfg.trainer.device),
     ]
     # Arithmetic on numbers that are out of range would only add confusion.
     if not out_of_range:
+        problems += _check_columns(cfg)
         problems += _check_batches_and_pools(cfg, use_critic)
     return problems
+
+
+_UNUSED_WITHOUT_REFERENCE = ("actor_rollout_ref.ref.",)
+_UNUSED_WITHOUT_CRITIC = ("critic.", "trainer.max_critic_ckpt_to_keep")
+_UNUSED_WITHOUT_REWARD_MODEL = (
+    "reward_model.model.",
+    "reward_model.strategy",
+    "reward_model.micro_batch_size_per_gpu",
+    "reward_model.use_dynamic_bsz",
+    "reward_model.forward_max_token_len_per_gpu",
+    "reward_model.max_length",
+)
+
+
+def unused_settings(cfg: PPOConfig, known: KnownNames | None = None) -> list[str]:
+    """Settings of roles that this run does not have, a sentence for each role.
+
+    They are no errors: launch scripts for several estimators share one list of overrides.
+    """
+    known = known or KnownNames()
+    has_critic = cfg.algorithm.adv_estimator in known.critic_estimators
+    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+    roles = (
+        (has_critic, _UNUSED_WITHOUT_CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
+        (has_reference, _UNUSED_WITHOUT_REFERENCE, "no KL term is on, so there is no reference"),
+        (cfg.reward_model.enable, _UNUSED_WITHOUT_REWARD_MODEL, "reward_model.enable=False"),
+    )
+    notes = []
+    for has_role, prefixes, reason in roles:
+        unused = [
+            f"{name}={_get(cfg, name)}"
+            for name, key in known_keys().items()
+            if name.startswith(prefixes) and not key.is_section and _get(cfg, name) != key.default
+        ]
+        if unused and not has_role:
+            notes.append(f"{', '.join(unused)}: not used, because {reason}.")
+    return notes
 
 
 def _about(problem: str) -> str:
@@ -281,9 +329,9 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     if not data.train_files:
         yield "data.train_files is not set; set it to a parquet file or a list of them."
-    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
-        for file in [files] if isinstance(files, str) else files or []:
-            yield from _check_parquet(key, file)
+    for key in ("data.train_files", "data.val_files"):
+        for file in data_files(_get(cfg, key)):
+            yield from parquet_problems(key, file)
     for key in ("data.prompt_key", "data.reward_fn_key"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to the name of a column."
@@ -294,21 +342,26 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _check_parquet(key: str, file: str) -> Iterator[str]:
-    path = Path(file).expanduser()
-    if not path.exists() and (matches := glob.glob(str(path), recursive=True)):
-        for match in sorted(matches):
-            yield from _check_parquet(key, match)
-    elif not path.exists():
-        yield f"{key}: there is no file {file}. Set it to an existing parquet file."
-    elif not path.is_file():
-        yield f"{key}: {file} is a folder. Set it to parquet files, such as [{file}/train.parquet]."
-    elif not os.access(path, os.R_OK):
-        yield f"{key}: {file} can't be read by this user. Change its permissions or set another file."
-    else:
-        with path.open("rb") as stream:
-            if stream.read(4) != b"PAR1":
-                yield f"{key}: {file} is not a parquet file. Convert it, for example with pandas' to_parquet."
+def _check_columns(cfg: PPOConfig) -> Iterator[str]:
+    """What the footers of the data files say: no row, no prompts, less than a batch."""
+    data = cfg.data
+    for key in ("data.train_files", "data.val_files"):
+        footers = {file: footer for file in data_files(_get(cfg, key)) if (footer := parquet_footer(file))}
+        lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]
+        if lacking and data.prompt_key:
+            columns = footers[lacking[0]][1]
+            yield (
+                f"data.prompt_key={data.prompt_key}: {lacking[0]} has no such column. Set it to one of those that it "
+                f"has: {', '.join(columns)}."
+            )
+        rows = sum(rows for rows, _ in footers.values())
+        if footers and not rows:
+            yield f"{key}: there are no rows in {', '.join(footers)}. Set it to files that have some."
+        elif key == "data.train_files" and footers and data.drop_last and rows < data.train_batch_size:
+            yield (
+                f"data.drop_last=True leaves nothing to train on: {key} has {rows} rows, less than one batch of "
+                f"data.train_batch_size={data.train_batch_size}. Set data.drop_last=False or a smaller batch."
+            )
 
 
 def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
@@ -316,11 +369,14 @@ def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
     if model.path is None:
         yield "actor_rollout_ref.model.path is not set; set it to a folder of a Hugging Face model or a hub id."
     else:
-        yield from _check_model_path("actor_rollout_ref.model.path", model.path, needs_file="config.json")
+        problems = list(model_problems("actor_rollout_ref.model.path", model.path))
+        yield from problems
+        if not problems and model.tokenizer_path is None:
+            yield from tokenizer_problems("actor_rollout_ref.model.path", model.path)
     if model.tokenizer_path is not None:
-        yield from _check_model_path("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, needs_file=None)
+        yield from tokenizer_problems("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path)
     if use_critic and cfg.critic.model.path is not None:
-        yield from _check_model_path("critic.model.path", cfg.critic.model.path, needs_file="config.json")
+        yield from model_problems("critic.model.path", cfg.critic.model.path)
     if cfg.reward_model.enable:
         yield from _check_reward_model(cfg.reward_model.model)
 
@@ -332,21 +388,13 @@ def _check_reward_model(model: RewardModelModelConfig) -> Iterator[str]:
             "model or a hub id."
         )
     else:
-        yield from _check_model_path("reward_model.model.path", model.path, needs_file="config.json")
+        problems = list(model_problems("reward_model.model.path", model.path))
+        yield from problems
+        if not problems and model.tokenizer_path is None:
+            yield from tokenizer_problems("reward_model.model.path", model.path)
     for key, path in (("tokenizer_path", model.tokenizer_path), ("input_tokenizer", model.input_tokenizer)):
         if path is not None:
-            yield from _check_model_path(f"reward_model.model.{key}", path, needs_file=None)
-
-
-def _check_model_path(key: str, path: str, needs_file: str | None) -> Iterator[str]:
-    folder = Path(path).expanduser()
-    if not is_local_path(path):
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
-            yield f"{key}={path!r} is neither a folder nor a hub id; set it to a folder or to org/name."
-    elif not folder.is_dir():
-        yield f"{key}: there is no folder {path}. Set it to a folder of a Hugging Face model or a hub id."
-    elif needs_file and not (folder / needs_file).is_file():
-        yield f"{key}: {path} has no {needs_file}, so it is no Hugging Face model. Set it to a folder that has one."
+            yield from tokenizer_problems(f"reward_model.model.{key}", path)
 
 
 def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Iterator[str]:
@@ -376,10 +424,10 @@ def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Ite
 def _check_rewards(cfg: PPOConfig) -> Iterator[str]:
     rewards, sandbox = cfg.reward_model, cfg.reward_model.sandbox
     custom = cfg.custom_reward_function
-    if custom.path is not None and not Path(custom.path).expanduser().is_file():
-        yield f"custom_reward_function.path: there is no file {custom.path}. Set it to a Python file or to null."
     if not custom.name.isidentifier():
         yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+    elif custom.path is not None:
+        yield from reward_file_problems(custom.path, custom.name)
     if custom.reward_kwargs and custom.path is None:
         yield "custom_reward_function.reward_kwargs has no function to go to; set custom_reward_function.path."
     try:
@@ -468,7 +516,7 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
+def _check_run(cfg: PPOConfig, device: str | None) -> Iterator[str]:
     trainer = cfg.trainer
     if device == "cpu" and trainer.cpus_per_device == 0:
         yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
@@ -487,8 +535,8 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
     if trainer.resume_mode == "resume_path":
         if trainer.resume_from_path is None:
             yield "trainer.resume_from_path is not set, but trainer.resume_mode=resume_path; set it to a checkpoint."
-        elif not Path(trainer.resume_from_path).expanduser().is_dir():
-            yield f"trainer.resume_from_path: there is no folder {trainer.resume_from_path}. Set it to a checkpoint."
+        else:
+            yield from checkpoint_problems("trainer.resume_from_path", trainer.resume_from_path)
     elif trainer.resume_from_path is not None:
         yield (
             f"trainer.resume_from_path has no part in trainer.resume_mode={trainer.resume_mode}; set "
@@ -502,11 +550,9 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to a name."
-    if trainer.default_local_dir and Path(trainer.default_local_dir).expanduser().is_file():
-        yield f"trainer.default_local_dir: {trainer.default_local_dir} is a file. Set it to a folder."
-    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
-        if (folder := _get(cfg, key)) and Path(folder).expanduser().is_file():
-            yield f"{key}: {folder} is a file. Set it to a folder."
+    for key in ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        if folder := _get(cfg, key):
+            yield from writable_problems(key, folder)
     if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
         yield (
             f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
@@ -515,6 +561,8 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
     timeline = cfg.ray_kwargs.timeline_json_file
     if timeline and Path(timeline).expanduser().is_dir():
         yield f"ray_kwargs.timeline_json_file: {timeline} is a folder. Set it to a file in it."
+    elif timeline:
+        yield from writable_problems("ray_kwargs.timeline_json_file", str(Path(timeline).parent))
 
 
 def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
@@ -527,12 +575,13 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
         if size > num_prompts:
             yield (
                 f"{key}={size} is more than data.train_batch_size={num_prompts}; both count prompts. "
-                f"Set {key} to {num_prompts} or one of its divisors."
+                f"Set {key} to {num_prompts} or one of its divisors. {_sizes(cfg, size)}"
             )
         elif num_prompts % size:
             yield (
                 f"{key}={size} does not divide data.train_batch_size={num_prompts}: the last mini-batch would be "
-                f"smaller than the others. Set {key} to a divisor, such as {_divisor_near(num_prompts, size)}."
+                f"smaller than the others. Set {key} to a divisor, such as {_divisor_near(num_prompts, size)}. "
+                f"{_sizes(cfg, size)}"
             )
     try:
         pools = device_pools(cfg.trainer)
@@ -565,6 +614,15 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
                 f"{num_devices} devices of {pool}: some would be idle. Raise it or {_ROLLOUT}.n to have at least "
                 f"{num_devices} responses."
             )
+
+
+def _sizes(cfg: PPOConfig, mini_batch: int) -> str:
+    """What the batch sizes come to, in one line; trainer.dry_run=True shows all of it once they fit."""
+    prompts, n = cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n
+    return (
+        f"A step is {prompts:,} prompts x {_ROLLOUT}.n={n} = {prompts * n:,} responses, an optimizer step "
+        f"{mini_batch:,} x {n} = {mini_batch * n:,}."
+    )
 
 
 def _divisor_near(number: int, wanted: int) -> int:

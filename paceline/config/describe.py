@@ -52,7 +52,8 @@ python -m paceline.trainer.main_ppo data.train_files=train.parquet actor_rollout
 
 or give `run_ppo` an `OmegaConf.load(...)` of a yaml with any subset of them. `~` in paths is expanded, and relative
 paths start at the folder in which the run was started. Unknown keys, wrong types and contradictions are listed all
-together before anything starts; `trainer.dry_run=True` shows the derived batch sizes and the placement.
+together before anything starts; `trainer.dry_run=True` shows the derived batch sizes, the placement and an estimate of
+the memory.
 
 This page is written by `python -m paceline.config.describe markdown`.
 """

@@ -98,7 +98,7 @@ class TrainerConfig:
     heartbeat_timeout_seconds: float = 120.0
     """A worker that was silent for so long counts as dead, > 0."""
     dry_run: bool = False
-    """Print the derived batch sizes and the placement, and stop."""
+    """Print the derived batch sizes, the placement and an estimate of the memory, and stop."""
 
 
 @dataclass(frozen=True)

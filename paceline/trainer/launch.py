@@ -103,14 +103,15 @@ def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig)
     if is_remote:  # its author chose its resources
         options = {name: value for name, value in options.items() if name != "num_cpus"}
     stop_file = Path(str(cfg.trainer.default_local_dir)) / STOP_FILE
-    stop_file.unlink(missing_ok=True)  # meant for an earlier run
+    if not cfg.trainer.val_only:  # only a look: the folder may belong to a run that is going on
+        stop_file.unlink(missing_ok=True)  # meant for an earlier run
     runner = actor_class.options(**options).remote()
     try:
         running = runner.run.remote(to_dictconfig(cfg))
         try:
             ray.get(running)
         except KeyboardInterrupt:
-            if not cfg.trainer.save_on_interrupt:
+            if not cfg.trainer.save_on_interrupt or cfg.trainer.val_only:
                 raise
             logger.warning("ending after this step, with a checkpoint; Ctrl-C again to stop at once")
             stop_file.parent.mkdir(parents=True, exist_ok=True)

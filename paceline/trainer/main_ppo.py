@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from paceline.config import PPOConfig
-from paceline.config.checks import KnownNames, validate
+from paceline.config.checks import KnownNames, unused_settings, validate
 from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
@@ -145,6 +148,9 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         sys.stdout.write(dry_run_text(cfg))
         return
     _warn_of_idle_devices(cfg)
+    _warn_of_memory(cfg)
+    for note in unused_settings(cfg, known_names(cfg)):
+        logger.warning("%s", note)
 
     with running_ray(cfg) as options:
         run_with_restarts(task_runner_class or TaskRunner, options, cfg)
@@ -153,14 +159,17 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
 def complete_config(config: Config) -> PPOConfig:
     """`config` over the defaults, checked, with the device and the run's folder filled in."""
     cfg, _ = read_config(config)
-    device = cfg.trainer.device or detect_device()
-    cfg = validate(config, device=device, known=known_names(cfg))
+    known = known_names(cfg)
+    cfg = validate(config, known=known)
     trainer = cfg.trainer
+    # Asked last, because it loads torch: a bad configuration is answered without it.
+    device = trainer.device or detect_device()
     # Absolute here, because the TaskRunner may run in another folder.
     run_dir = trainer.default_local_dir or os.path.abspath(
         Path("runs") / trainer.project_name / trainer.experiment_name
     )
-    return dataclasses.replace(cfg, trainer=dataclasses.replace(trainer, device=device, default_local_dir=run_dir))
+    filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
+    return validate(dataclasses.replace(cfg, trainer=filled), known=known)
 
 
 def known_names(cfg: PPOConfig) -> KnownNames:
@@ -216,10 +225,12 @@ def auto_set_device(config: AnyConfig) -> AnyConfig:
 
 
 def dry_run_text(cfg: PPOConfig) -> str:
-    """What a run would do with its batches and devices."""
+    """What a run would do with its batches, devices and memory."""
+    from paceline.trainer.ppo.memory import available_memory, memory_table, plan_memory
     from paceline.trainer.ppo.placement import batch_table, placement_picture
 
-    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n"
+    memory = memory_table(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
+    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n\n{memory}\n"
 
 
 def _warn_of_idle_devices(cfg: PPOConfig) -> None:
@@ -233,6 +244,14 @@ def _warn_of_idle_devices(cfg: PPOConfig) -> None:
             cfg.algorithm.adv_estimator,
             idle,
         )
+
+
+def _warn_of_memory(cfg: PPOConfig) -> None:
+    from paceline.trainer.ppo.memory import available_memory, memory_warning, plan_memory
+
+    warning = memory_warning(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
+    if warning:
+        logger.warning("%s", warning)
 
 
 def configure_logging() -> None:
@@ -268,9 +287,26 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(render_help("paceline.trainer.main_ppo"))
         return
-    with errors_as_exit_codes():
+    with errors_as_exit_codes(), _hydra_errors_as_ours():
         sys.argv[1:] = check_overrides(arguments)
-    hydra_main()
+        hydra_main()
+
+
+@contextmanager
+def _hydra_errors_as_ours() -> Iterator[None]:
+    """What Hydra says of a yaml or an override as a ConfigError; by itself it shows a traceback for a broken yaml."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        cause = f" {error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+        raise ConfigError(f"{error}{cause}") from error
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 if __name__ == "__main__":

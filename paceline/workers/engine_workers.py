@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from paceline.config import (
@@ -32,6 +33,7 @@ from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto
+from paceline.report.files import storage_error
 from paceline.rewards.combine import at_last_token
 from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
@@ -71,6 +73,15 @@ def micro_batches(rows: int, dynamic: bool, max_tokens: int) -> dict[str, int]:
     return {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": rows}
 
 
+@contextmanager
+def _write_errors_in_words(folder: str) -> Iterator[None]:
+    """What comes out of a block that only writes files: torch and safetensors have errors of their own."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise storage_error(Path(folder), error) from error
+
+
 class EngineWorker(Worker):
     """What all roles have: a random state, training over dealt mini-batches, checkpoints."""
 
@@ -81,6 +92,7 @@ class EngineWorker(Worker):
         self.rng = RoleRng(run.seed, role, self.rank)
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
+        self.writing_to = ""
 
     def around_call(self) -> AbstractContextManager[None]:
         """Every call draws from its own role's random state, also in a subclass."""
@@ -153,17 +165,19 @@ class EngineWorker(Worker):
         What is saved is the state of this moment; the files are written while later calls run. `finish_checkpoint`
         must follow.
         """
-        self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
+        with _write_errors_in_words(folder):
+            self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
         if self.trained_engine is not None:
             snapshot = self.trained_engine.snapshot()
-            self.writing = self.writer.submit(self.trained_engine.write, snapshot, folder)
+            self.writing, self.writing_to = self.writer.submit(self.trained_engine.write, snapshot, folder), folder
 
     @role_method(Dispatch.ONE_TO_ALL)
     def finish_checkpoint(self) -> None:
         """Wait until the files are on disk; raises if they could not be written."""
         writing, self.writing = self.writing, None
         if writing is not None:
-            writing.result()
+            with _write_errors_in_words(self.writing_to):
+                writing.result()
 
     @role_method(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:

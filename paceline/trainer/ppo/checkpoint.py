@@ -56,9 +56,18 @@ def new_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Itera
 def begin_checkpoint(checkpoints: Path, step: int) -> Path:
     """An empty folder to save roles into, under a temporary name. One at a time: it removes what others abandoned."""
     _remove_abandoned(checkpoints, ".global_step_*.tmp")
-    temporary = checkpoints / f".global_step_{step}.tmp"
+    temporary = _unfinished(checkpoints, step)
     temporary.mkdir(parents=True)
     return temporary
+
+
+def abandon_checkpoint(checkpoints: Path, step: int) -> None:
+    """Give the disk back what a checkpoint that can't be completed has taken."""
+    shutil.rmtree(_unfinished(checkpoints, step), ignore_errors=True)
+
+
+def _unfinished(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f".global_step_{step}.tmp"
 
 
 def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
@@ -166,18 +175,30 @@ def _digests(paths: list[Path]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- finding
 
 
-def latest_checkpoint(checkpoints: Path) -> Path | None:
+def latest_step(checkpoints: Path) -> int | None:
+    """The step of the checkpoint that was completed last, as the pointer says."""
+    try:
+        return int((checkpoints / LATEST).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
     """The newest complete checkpoint of a run, or None if it never saved one.
 
-    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError.
+    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError. Without `repair`
+    nothing is renamed or deleted: the run may be going on.
     """
-    _finish_interrupted_replacements(checkpoints)
+    if repair:
+        _finish_interrupted_replacements(checkpoints)
     damage: list[str] = []
     for folder in _newest_first(checkpoints):
         if (folder / PRUNED_STATE).exists():
             continue
         problems = _problems(folder, hashes=True)
         if not problems:
+            if not (folder / MANIFEST).exists():
+                logger.warning("%s has no %s, so its files can't be verified", folder, MANIFEST)
             return folder
         logger.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
         damage += problems

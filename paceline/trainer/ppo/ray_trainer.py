@@ -19,10 +19,12 @@ from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.derived import critic_config
 from paceline.config.load import load_config
+from paceline.data.changes import DataFiles
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto, DataProtoFuture
+from paceline.report.files import storage_errors_in_words
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup
@@ -137,6 +139,7 @@ class RayPPOTrainer:
         self.kl_ctrl = make_kl_controller(**asdict(self.config.algorithm.kl_ctrl))
         self.scoring = Scoring(self.config, getattr(reward_fn, "has_rule", None))
 
+        self.data_files = DataFiles(self.config.data, has_own=train_dataset is None)
         self.train_dataloader, self.val_dataloader = self._make_dataloaders(train_dataset, val_dataset)
         trainer = self.config.trainer
         self.total_training_steps = (
@@ -264,16 +267,17 @@ class RayPPOTrainer:
     def run(self) -> Iterator[None]:
         """Resume or begin, validate first; at the end, however it comes, close the records and stop the workers."""
         trainer = self.config.trainer
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        # A look at a run that has records leaves them as they are; the run may be going on.
+        only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
+        records = self.run_dir / "validation" if only_a_look else self.run_dir
         with ExitStack() as ending:
             ending.callback(self.shutdown)
-            ending.enter_context(run_lock(self.run_dir))
+            ending.enter_context(storage_errors_in_words(records))
+            ending.enter_context(run_lock(records))
             resumed = self.checkpoints.resume()
             self.send_weights()
-            # A look at a run that has records leaves them as they are.
-            only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
             self.log = RunLog(
-                self.run_dir / "validation" if only_a_look else self.run_dir,
+                records,
                 self.config,
                 resume_step=self.global_step if resumed and not only_a_look else None,
                 step=self.global_step,

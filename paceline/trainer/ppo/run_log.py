@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.config import PPOConfig
 from paceline.config.load import to_dict
+from paceline.config.secrets import without_secrets
 from paceline.protocol import DataProto
 from paceline.report.dumps import dump_generations, generation_rows
 from paceline.report.metrics import data_metrics, idle_metrics, throughput_metrics, timing_metrics
@@ -67,7 +68,8 @@ class RunLog:
     ) -> None:
         trainer = config.trainer
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(to_dict(config))))
+        shown = without_secrets(to_dict(config))
+        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
             run_dir,
             trainer.logger,
@@ -75,7 +77,7 @@ class RunLog:
             trainer.experiment_name,
             resume_step=resume_step,
             total_steps=total_steps,
-            config=to_dict(config),
+            config=shown,
         )
         self._config = config
         self.timeline = TimelineWriter(run_dir / "timeline.json")
@@ -167,10 +169,12 @@ class RunLog:
         """Write what is left. Never raises: it runs also when a run fails, and must not hide why."""
         try:
             self._collect_records()
+            self.timeline.close()
+        except OSError as error:
+            logger.warning("the last calls are missing in the timeline: %s", error)
         except Exception:
             logger.warning("the last calls are missing in the timeline", exc_info=True)
         call_tag.set({})
-        self.timeline.close()
         self.tracking.close()
 
     def _collect_records(self) -> None:

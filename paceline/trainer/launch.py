@@ -65,11 +65,13 @@ def run_with_restarts(task_runner_class: Any, options: dict[str, Any], cfg: PPOC
     attempt = cfg
     for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
         try:
-            with _ray_errors_as_ours():
-                _run_to_end(task_runner_class, options, attempt)
-                return
+            _run_to_end(task_runner_class, options, attempt)
+            return
         except WorkerError as error:
-            if restarts_left == 0 or not _may_pass(error):
+            if not _may_pass(error):
+                raise
+            if restarts_left == 0:
+                logger.error("the run ends: %s", _advice(cfg))
                 raise
             logger.error("%s", error)
             attempt = _resuming(cfg)
@@ -86,9 +88,21 @@ def _may_pass(error: WorkerError) -> bool:
     return not (isinstance(kind, type) and issubclass(kind, PacelineError))
 
 
+def _has_checkpoint(cfg: PPOConfig) -> bool:
+    return any((Path(str(cfg.trainer.default_local_dir)) / "checkpoints").glob("global_step_*"))
+
+
+def _advice(cfg: PPOConfig) -> str:
+    """What to do about a run that ended by a death."""
+    by_itself = f"trainer.max_restarts={cfg.trainer.max_restarts + 3} lets it do so by itself"
+    if _has_checkpoint(cfg):
+        return f"with trainer.resume_mode=auto the same command goes on from its last checkpoint; {by_itself}"
+    return f"it has no checkpoint, so the same command starts from the beginning; set trainer.save_freq; {by_itself}"
+
+
 def _resuming(cfg: PPOConfig) -> PPOConfig:
     """The configuration of the next attempt: it goes on from the run's own checkpoints if there are any."""
-    if not any((Path(str(cfg.trainer.default_local_dir)) / "checkpoints").glob("global_step_*")):
+    if not _has_checkpoint(cfg):
         return cfg
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
 
@@ -97,6 +111,8 @@ def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig)
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass
+
+    from paceline.single_controller.ray.heartbeat import forget_beats
 
     is_remote = isinstance(task_runner_class, ActorClass)
     actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
@@ -107,20 +123,23 @@ def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig)
     runner = actor_class.options(**options).remote()
     try:
         running = runner.run.remote(to_dictconfig(cfg))
-        try:
-            ray.get(running)
-        except KeyboardInterrupt:
-            if not cfg.trainer.save_on_interrupt:
+        with _ray_errors_as_ours():
+            try:
+                ray.get(running)
+            except KeyboardInterrupt:
+                if not cfg.trainer.save_on_interrupt:
+                    raise
+                logger.warning("ending after this step, with a checkpoint; Ctrl-C again to stop at once")
+                stop_file.parent.mkdir(parents=True, exist_ok=True)
+                stop_file.touch()
+                ray.get(running)
                 raise
-            logger.warning("ending after this step, with a checkpoint; Ctrl-C again to stop at once")
-            stop_file.parent.mkdir(parents=True, exist_ok=True)
-            stop_file.touch()
-            ray.get(running)
-            raise
     except BaseException:
         ray.kill(runner)
         _remove_reservations(runner._actor_id.hex())
         raise
+    finally:
+        forget_beats(runner._actor_id.hex())
 
 
 def _remove_reservations(actor_id: str) -> None:
@@ -137,6 +156,9 @@ def _remove_reservations(actor_id: str) -> None:
 def _ray_errors_as_ours() -> Iterator[None]:
     from ray.exceptions import RayError, RayTaskError
 
+    from paceline.single_controller.ray.death import explain_death, place_of_actor
+    from paceline.single_controller.ray.heartbeat import read_beat
+
     try:
         yield
     except RayTaskError as error:
@@ -144,7 +166,9 @@ def _ray_errors_as_ours() -> Iterator[None]:
             raise error.cause from None
         raise
     except RayError as error:  # the process that drove the run died, or its node
-        raise WorkerError("task_runner", 0, "run", str(error)) from None
+        actor_id = getattr(error, "actor_id", None)
+        place, beat = (place_of_actor(actor_id), read_beat(actor_id)) if actor_id else (None, None)
+        raise WorkerError("task_runner", 0, "run", *explain_death(error, place, beat)) from None
 
 
 @contextmanager

@@ -18,13 +18,16 @@ from paceline import errors
 from paceline.config import PPOConfig
 from paceline.config.keys import nearest
 from paceline.config.load import to_dictconfig
-from paceline.errors import ConfigError, PacelineError, WorkerError
+from paceline.errors import ConfigError, PacelineError, ResourceError, WorkerError
 from paceline.trainer.constants_ppo import merged_runtime_env
 
 logger = logging.getLogger(__name__)
 
 LOG_SECONDS = 0.5
 """How long Ray may take to bring a worker's last lines to this terminal; what comes later is lost at its shutdown."""
+NODE_SECONDS = 300.0
+"""How long a restart waits for nodes, if what is left of the cluster is too small."""
+NODE_POLL_SECONDS = 2.0
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
 
@@ -62,10 +65,10 @@ def run_with_restarts(task_runner_class: Any, options: dict[str, Any], cfg: PPOC
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death.
     """
-    attempt = cfg
+    attempt, run = cfg, _run_to_end
     for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
         try:
-            _run_to_end(task_runner_class, options, attempt)
+            run(task_runner_class, options, attempt)
             return
         except WorkerError as error:
             if not _may_pass(error):
@@ -74,7 +77,7 @@ def run_with_restarts(task_runner_class: Any, options: dict[str, Any], cfg: PPOC
                 logger.error("the run ends: %s", _advice(cfg))
                 raise
             logger.error("%s", error)
-            attempt = _resuming(cfg)
+            attempt, run = _resuming(cfg), _run_when_it_fits
             logger.warning(
                 "starting again from %s; %d more restarts (trainer.max_restarts=%d)",
                 "the last checkpoint" if attempt is not cfg else "the beginning",
@@ -105,6 +108,22 @@ def _resuming(cfg: PPOConfig) -> PPOConfig:
     if not _has_checkpoint(cfg):
         return cfg
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
+
+
+def _run_when_it_fits(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig) -> None:
+    """After a death: if a node went with it, the cluster is given time to put another in its place."""
+    deadline = time.monotonic() + NODE_SECONDS
+    told = False
+    while True:
+        try:
+            return _run_to_end(task_runner_class, options, cfg)
+        except ResourceError as error:
+            if time.monotonic() > deadline:
+                raise
+            if not told:
+                logger.warning("waiting up to %.0f s for nodes to come back: %s", NODE_SECONDS, error)
+                told = True
+            time.sleep(NODE_POLL_SECONDS)
 
 
 def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig) -> None:
@@ -211,7 +230,11 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
     if problems:
         raise ConfigError(problems)
     runtime_env = merged_runtime_env(ray_init.pop("runtime_env", None), transfer_queue=cfg.transfer_queue.enable)
-    ray.init(**{"include_dashboard": False, **ray_init, "runtime_env": runtime_env})
+    try:
+        ray.init(**{"include_dashboard": False, **ray_init, "runtime_env": runtime_env})
+    except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
+        given = ", ".join(f"{name}={value}" for name, value in ray_init.items())
+        raise ConfigError(f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {error}") from error
     return {}
 
 

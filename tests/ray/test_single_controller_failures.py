@@ -27,7 +27,6 @@ from paceline.single_controller.ray import (
     watch,
 )
 
-
 MEMORY = r"\d+\.\d GB resident, node \d+\.\d of \d+\.\d GB free"
 
 

@@ -44,13 +44,16 @@ def running_ray(cfg: PPOConfig) -> Iterator[dict[str, Any]]:
     when the block ends well and the configuration asks for it.
     """
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     owns_ray = not ray.is_initialized()
     environment = _start_ray(cfg) if owns_ray else _options_in_running_ray(cfg)
     try:
         with _sigterm_as_interrupt(), _ray_errors_as_ours():
-            # 0 CPUs: the driver of the run waits most of the time, and must not take a device's place.
-            yield {"num_cpus": 0, **environment}
+            # 0 CPUs: the driver of the run waits most of the time, and must not take a device's place. On this node, if
+            # it has room: the loss of another node then leaves the driver alone.
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            yield {"num_cpus": 0, "scheduling_strategy": here, **environment}
         if cfg.ray_kwargs.timeline_json_file:
             Path(cfg.ray_kwargs.timeline_json_file).parent.mkdir(parents=True, exist_ok=True)
             ray.timeline(filename=cfg.ray_kwargs.timeline_json_file)
@@ -135,8 +138,8 @@ def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig)
 
     is_remote = isinstance(task_runner_class, ActorClass)
     actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
-    if is_remote:  # its author chose its resources
-        options = {name: value for name, value in options.items() if name != "num_cpus"}
+    if is_remote:  # its author chose its resources and its place
+        options = {name: value for name, value in options.items() if name == "runtime_env"}
     stop_file = Path(str(cfg.trainer.default_local_dir)) / STOP_FILE
     stop_file.unlink(missing_ok=True)  # meant for an earlier run
     runner = actor_class.options(**options).remote()

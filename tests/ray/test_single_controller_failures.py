@@ -258,8 +258,8 @@ def test_a_pool_of_accelerators_that_nobody_has_fails_at_once():
 
 def test_a_pool_that_others_hold_fails_in_time_and_leaves_nothing_behind(steady):
     started = time.monotonic()
-    with pytest.raises(ResourceError, match="was not free within 10 s"):
-        RayWorkerGroup(cpu_pool(3, name="late"), RayClassWithInitArgs(Fragile))
+    with pytest.raises(ResourceError, match="was not free within 3 s"):
+        RayWorkerGroup(cpu_pool(3, name="late"), RayClassWithInitArgs(Fragile), ready_timeout_seconds=3.0)
     assert time.monotonic() - started < 10.0
     states = {entry["name"]: entry["state"] for entry in ray.util.placement_group_table().values()}
     assert states["late"] == "REMOVED"

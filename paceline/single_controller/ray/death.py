@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paceline.single_controller.ray.heartbeat import Beat
@@ -17,6 +18,8 @@ from paceline.single_controller.ray.heartbeat import Beat
 DEATHS = (RayActorError, OutOfMemoryError)
 """What Ray raises when a process of ours has died."""
 LAST_LINES = 20
+SETTLE_SECONDS = 10.0
+"""How long to wait for Ray to find out why a process can't be reached."""
 LOG_SECONDS = 10.0
 """How long to wait for the last words of a process on another node."""
 
@@ -59,7 +62,7 @@ def place_of_actor(actor_id: str) -> Place | None:
 
 
 def _cause(error: RayError, words: str) -> str:
-    text = str(error)
+    text = _what_ray_knows(error)
     if isinstance(error, OutOfMemoryError):
         reason = re.search(r"OOM kill reason: (.*)", text)
         return f"was killed by Ray's memory monitor: {reason[1] if reason else text.splitlines()[0]}"
@@ -69,7 +72,18 @@ def _cause(error: RayError, words: str) -> str:
         return f"ended with exit code {found[1]}{' after SIGTERM' if found[2] else ''}"
     if "connection error code 2. End of file" in text:  # it had no time for a word, nor had Ray
         return "was killed by SIGKILL, or ended itself by os._exit"
-    return f"is gone: {type(error).__name__}: {text}"
+    return f"is gone: {text}"
+
+
+def _what_ray_knows(error: RayError) -> str:
+    """Of an actor that can't be reached, e.g. because its node is gone, Ray knows more a moment later."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while isinstance(error, ActorUnavailableError) and time.monotonic() < deadline:
+        entry = ray._private.state.actors(error.actor_id)
+        if entry.get("State") == "DEAD":
+            return entry["DeathCause"].actor_died_error_context.error_message or str(error)
+        time.sleep(0.2)
+    return str(error)
 
 
 def _last_words(place: Place) -> str:

@@ -62,4 +62,4 @@ def test_an_exit_code_is_named(detail: str, cause: str) -> None:
 
 def test_what_is_not_understood_is_told_in_the_words_of_ray() -> None:
     message, _ = explain_death(RayActorError(error_msg="The actor died because its node has died."), None, None)
-    assert message == "its process is gone: RayActorError: The actor died because its node has died."
+    assert message == "its process is gone: The actor died because its node has died."

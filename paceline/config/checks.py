@@ -163,6 +163,7 @@ RANGES: dict[str, Range] = {
     "reward_model.max_length": _COUNT,
     "reward_model.num_workers": _COUNT,
     "reward_model.max_retries": _COUNT,
+    "reward_model.timeout_seconds": _POSITIVE,
     "reward_model.sandbox.max_concurrent": _COUNT,
     "reward_model.sandbox.timeout_seconds": _POSITIVE,
     "reward_model.sandbox.retries": _NOT_NEGATIVE,

@@ -127,6 +127,10 @@ class RewardModelConfig:
     fails."""
     max_retries: int = 3
     """Further attempts with on_error=retry, >= 1."""
+    timeout_seconds: float | None = 300.0
+    """Longest time of one call of your own reward function or scorer, > 0: of a response, or of a batch if it takes
+    batches. What takes longer is killed, and has failed. null: no limit; the function then runs in the reward process
+    itself, and not in one of its own."""
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     """Where programs in responses run."""
     reward_kwargs: RewardKwargsConfig = field(default_factory=RewardKwargsConfig)

@@ -100,7 +100,10 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
+        from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
+
         configure_logging()
+        start_actor_heartbeat()
         trainer = self.build_trainer(config)
         trainer.init_workers()
         trainer.fit()

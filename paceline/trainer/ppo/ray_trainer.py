@@ -27,7 +27,7 @@ from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.files import storage_errors_in_words
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
-from paceline.single_controller.ray import RayWorkerGroup
+from paceline.single_controller.ray import RayWorkerGroup, limited_wait
 from paceline.trainer.launch import STOP_FILE
 from paceline.trainer.ppo.groups import WorkerGroups, count_optimizer_steps
 from paceline.trainer.ppo.phases import (
@@ -47,7 +47,7 @@ from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.sampling import refill_groups
 from paceline.trainer.ppo.saving import Checkpoints
-from paceline.trainer.ppo.scoring import PendingScores, Scoring
+from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics
 from paceline.trainer.ppo.validation import validate
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 
 ANSWERS = ("old_log_probs", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
+SAVE_SECONDS = 60.0
+"""How long to wait, after an error, for the files of a checkpoint that was begun before it."""
 
 GENERATING_ROLES = (Role.ActorRollout, Role.ActorRolloutRef, Role.Rollout)
 
@@ -386,6 +388,7 @@ class RayPPOTrainer:
 
         def of_each_response() -> DataProto:
             totals = scores.get().batch["token_level_scores"].sum(dim=-1)
+            self.log.metrics |= baseline_metrics(scores.info)
             return DataProto.from_dict(tensors={"reward_baselines": totals.repeat_interleave(n)})
 
         return Later(of_each_response)
@@ -548,8 +551,9 @@ class RayPPOTrainer:
     def _save_what_is_complete(self) -> None:
         """After an error: the step before may lack nothing but its line, and its checkpoint the last file."""
         try:
-            self.close_step()
-            self.checkpoints.finish()
+            with limited_wait(SAVE_SECONDS):  # ranks may be stuck in a collective with the one that failed
+                self.close_step()
+                self.checkpoints.finish()
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
 

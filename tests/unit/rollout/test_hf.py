@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.config import PolicyModelConfig, RolloutConfig
 from paceline.rollout.base import RolloutSpec, SamplingParams
 from paceline.rollout.registry import get_rollout
+from tests.tiny import build_tiny_model
 
 
 def make_model() -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=64,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                initializer_range=0.2,
-                pad_token_id=0,
-                eos_token_id=1,
-                bos_token_id=None,
-            )
-        )
+    return build_tiny_model(initializer_range=0.2)
 
 
 def make_engine(name: str, model: PreTrainedModel, **config):

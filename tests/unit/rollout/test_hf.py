@@ -6,7 +6,7 @@ import pytest
 from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.config import PolicyModelConfig, RolloutConfig
-from paceline.rollout.base import RolloutSpec, SamplingParams
+from paceline.rollout.base import DTYPES, RolloutSpec, SamplingParams
 from paceline.rollout.registry import get_rollout
 from tests.tiny import build_tiny_model
 
@@ -25,6 +25,7 @@ def make_engine(name: str, model: PreTrainedModel, **config):
         eos_token_ids=frozenset({1}),
         pad_token_id=0,
         device="cpu",
+        dtype=DTYPES[config.get("dtype", "float32")],
     )
     return get_rollout(name).from_spec(spec)
 
@@ -39,6 +40,15 @@ def test_a_worker_gives_its_module_and_the_model_adds_tokens_that_end_a_turn(nam
     assert not engine.keeps_own_weights
     assert engine.eos_token_ids == expected
     assert engine.max_num_seqs == 3
+
+
+@pytest.mark.parametrize("name", ["native", "hf"])
+def test_bfloat16_is_another_rounding_of_the_same_model(name: str) -> None:
+    model, greedy = make_model(), SamplingParams(1, do_sample=False)
+    [exact] = make_engine(name, model).generate([[5, 6, 7]], greedy, [0])
+    [found] = make_engine(name, model, dtype="bfloat16").generate([[5, 6, 7]], greedy, [0])
+    assert found.log_probs != exact.log_probs
+    assert found.log_probs == pytest.approx(exact.log_probs, abs=0.05)
 
 
 def test_generation_defaults_of_the_model_have_no_part_and_are_kept() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -41,8 +42,7 @@ def make_tiny_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def make_tiny_model(
-    folder: str | Path,
+def build_tiny_model(
     hidden: int = 32,
     layers: int = 2,
     vocab: int | None = None,
@@ -50,14 +50,13 @@ def make_tiny_model(
     tie_word_embeddings: bool = True,
     max_position_embeddings: int = 512,
     initializer_range: float = 0.02,
-) -> Path:
-    """Save a randomly initialised Qwen2 causal LM (float32, safetensors) and its tokenizer in `folder`.
+) -> Qwen2ForCausalLM:
+    """A randomly initialised Qwen2 causal LM in float32.
 
     `vocab` may exceed the tokenizer's size, as the embeddings of real models do; None takes the tokenizer's size.
     With the usual `initializer_range` all tokens are about as likely and attend to all others alike; 0.2 gives
     a model in which a wrong position or mask shows. The global random state is left as it was.
     """
-    folder = Path(folder)
     tokenizer = make_tiny_tokenizer()
     config = Qwen2Config(
         vocab_size=vocab or len(tokenizer),
@@ -75,7 +74,11 @@ def make_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+        return Qwen2ForCausalLM(config)
+
+
+def make_tiny_model(folder: str | Path, **sizes: Any) -> Path:
+    """Save a model of `build_tiny_model` (safetensors) and its tokenizer in `folder`."""
+    build_tiny_model(**sizes).save_pretrained(folder)
+    make_tiny_tokenizer().save_pretrained(folder)
+    return Path(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig
 
@@ -118,6 +118,8 @@ class RolloutConfig:
     """Go on after the end-of-sequence token until data.max_response_length: for benchmarks."""
     max_num_seqs: int = 256
     """Responses decoded at the same time on a device, >= 1."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Numbers of the forward pass. null: what the actor computes in."""
     tensor_model_parallel_size: int = 1
     """Devices that share one rollout engine, >= 1. All engines take 1."""
     gpu_memory_utilization: float = 0.5

@@ -43,3 +43,5 @@ class ModelConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     use_remove_padding: bool = False
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers of forward and backward passes; weights and optimizer stay float32."""

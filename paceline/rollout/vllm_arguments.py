@@ -46,7 +46,7 @@ def engine_arguments(spec: RolloutSpec, **ours: Any) -> dict[str, Any]:
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "use_tqdm_on_load": False,
-        "dtype": "float32",  # as the actor's
+        "dtype": str(spec.dtype).removeprefix("torch."),
         "max_model_len": spec.max_prompt_length + spec.max_response_length,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

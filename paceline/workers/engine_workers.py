@@ -35,7 +35,7 @@ from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 from paceline.report.files import storage_error
 from paceline.rewards.combine import at_last_token
-from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
+from paceline.rollout.base import DTYPES, RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.registry import get_rollout
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
@@ -237,6 +237,7 @@ class ActorRolloutRefWorker(EngineWorker):
                 eos_token_ids=frozenset(self.run.eos_token_ids) - {None},
                 pad_token_id=self.run.pad_token_id,
                 device=self.run.device,
+                dtype=DTYPES[self.config.rollout.dtype or self.config.model.compute_dtype],
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,10 @@ def test_keys_become_arguments(folder: Path) -> None:
         "load_format": "auto",
         "enable_sleep_mode": True,
     }
+
+
+def test_the_numbers_are_those_of_the_spec(folder: Path) -> None:
+    assert engine_arguments(replace(make_spec(folder), dtype=torch.bfloat16))["dtype"] == "bfloat16"
 
 
 def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> None:

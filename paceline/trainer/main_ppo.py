@@ -51,11 +51,12 @@ class TaskRunner:
         self.mapping: dict[Enum, str] = {}
 
     def add_actor_rollout_worker(self, config: Config) -> None:
-        """The policy, which trains and samples."""
+        """The policy, which trains and samples; with LoRA it is its own reference."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
         self._add(Role.ActorRollout, ActorRolloutRefWorker, config)
+        self._add(Role.ActorRolloutRef, ActorRolloutRefWorker, config)
 
     def add_critic_worker(self, config: Config) -> None:
         """The value model, if the estimator needs one."""

@@ -23,7 +23,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from paceline.config import ModelConfig, OptimConfig
+from paceline.config import ModelConfig, OptimConfig, TrainedModelConfig
 from paceline.engine import Engine, EngineSpec, get_engine, logprobs
 from paceline.engine.base import LossFn
 from paceline.engine.checkpoint import full_tensor
@@ -113,7 +113,7 @@ LOSSES: dict[ModelKind, LossFn] = {"causal_lm": policy_loss, "value": value_loss
 
 OPTIM = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.1)
 # Ways to make the same update: settings of the model, micro-batches, and logits that exist at a time.
-PACKED = ModelConfig(use_remove_padding=True)
+PACKED = TrainedModelConfig(use_remove_padding=True)
 MANY_LOGITS, FEW_LOGITS = logprobs.CHUNK_ELEMENTS, 300
 VARIANTS: dict[str, tuple[ModelConfig, dict[str, int], int]] = {
     "rows of 1": (ModelConfig(), {"micro_batch_size": 1}, MANY_LOGITS),
@@ -179,6 +179,7 @@ def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
                 {
                     name.replace("_fsdp_wrapped_module.", ""): full_tensor(parameter.grad).clone()
                     for name, parameter in engine.model.named_parameters()
+                    if parameter.requires_grad
                 }
             )
 
@@ -268,7 +269,7 @@ def train_with_uneven_shards(rank: Rank) -> None:
 
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
-    engine = rank.engine(replace(SPEC, model=ModelConfig(enable_gradient_checkpointing=True)))
+    engine = rank.engine(replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True)))
     rank.seen["checkpointing/active"] = engine.model.is_gradient_checkpointing
     gradients = record_gradients(engine)
     rank.train(engine, steps=1)

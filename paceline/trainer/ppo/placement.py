@@ -47,12 +47,16 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
 
     With gae, split placement and a KL term:
     {"ActorRollout": "actor_rollout_ref_pool", "RefPolicy": "actor_rollout_ref_pool", "Critic": "critic_pool"}.
+    With LoRA the reference is the actor without its adapters, so both are one role, ActorRolloutRef.
     """
     split = cfg.trainer.placement.name == "split"
     actor_pool = ACTOR_POOL if split else GLOBAL_POOL
-    roles = {"ActorRollout": actor_pool}
-    if uses_reference(cfg):
-        roles["RefPolicy"] = actor_pool
+    if not uses_reference(cfg):
+        roles = {"ActorRollout": actor_pool}
+    elif cfg.actor_rollout_ref.model.lora_rank > 0:
+        roles = {"ActorRolloutRef": actor_pool}
+    else:
+        roles = {"ActorRollout": actor_pool, "RefPolicy": actor_pool}
     critic_pool = CRITIC_POOL if split else GLOBAL_POOL
     if uses_critic(cfg):
         roles["Critic"] = critic_pool
@@ -95,7 +99,7 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
     plans = {
         "actor": _update_plan(
             cfg,
-            devices=sum(pools[roles["ActorRollout"]]),
+            devices=sum(pools[next(iter(roles.values()))]),
             mini_batch_prompts=actor.ppo_mini_batch_size,
             micro_batch=actor.ppo_micro_batch_size_per_gpu,
             max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
@@ -187,6 +191,7 @@ def placement_picture(cfg: PPOConfig) -> str:
     """
     words = {
         "ActorRollout": "actor, rollout",
+        "ActorRolloutRef": "actor, rollout, reference",
         "RefPolicy": "reference",
         "Critic": "critic",
         "RewardModel": "reward model",

@@ -16,6 +16,7 @@ from paceline.errors import ConfigError
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 
@@ -50,6 +51,9 @@ def test_the_smallest_config_has_no_problem(good: dict[str, Any]):
         {"actor_rollout_ref.model.path": "org/name"},
         {"data.train_files": ["{train}", "{train}"]},
         {"critic.strategy": "local", f"{ACTOR}.strategy": "local"},
+        {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj", "v_proj"]},
+        {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "local", f"{ACTOR}.fsdp_config.optimizer_offload": True},
+        {f"{MODEL}.compute_dtype": "bfloat16", f"{ACTOR}.strategy": "fsdp"},
         {**REWARD_MODEL, "reward_model.weights": {"openai/gsm8k": {"rule": 1, "model": 0.2}, "default": {"model": 1}}},
         {**REWARD_MODEL, "reward_model.strategy": "local"},
         {
@@ -79,6 +83,13 @@ def test_good_configs_have_no_problem(good: dict[str, Any], files: dict[str, Pat
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
+    ({f"{MODEL}.lora_rank": -1}, "actor_rollout_ref.model.lora_rank=-1 is out of range; set it to a number >= 0."),
+    ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
+    (
+        {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp"},
+        "Set actor_rollout_ref.actor.strategy to local or fsdp2, or lora_rank to 0.",
+    ),
+    ({f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": []}, "target_modules=[] names no layers"),
     # Choices
     ({"algorithm.adv_estimator": "gea"}, "algorithm.adv_estimator='gea' is not known; did you mean gae?"),
     ({"algorithm.adv_estimator": "opo"}, "algorithm.adv_estimator=opo is not supported yet; use grpo or rloo."),

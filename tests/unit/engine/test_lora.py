@@ -70,9 +70,7 @@ def by_hand(folder: Path, engine: Engine) -> tuple[Tensor, dict[str, Tensor], di
     response = batch["response_mask"].shape[-1]
     distribution = torch.distributions.Categorical(logits=logits[:, -response - 1 : -1])
     log_probs = distribution.log_prob(batch["input_ids"][:, -response:]) * batch["response_mask"]
-    loss, _ = policy_loss(
-        {"log_probs": log_probs, "entropy": distribution.entropy() * batch["response_mask"]}, batch
-    )
+    loss, _ = policy_loss({"log_probs": log_probs, "entropy": distribution.entropy() * batch["response_mask"]}, batch)
     gradients = torch.autograd.grad(loss, list(adapters.values()))
     return log_probs.detach(), adapters, dict(zip(adapters, gradients, strict=True))
 
@@ -157,7 +155,8 @@ def test_layers_that_keep_their_weights_transposed_are_merged_too(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("targets", "layers"), [("q_proj", 2), (["q_proj", "up_proj"], 4), (["layers.1.mlp.down_proj"], 1), ("all-linear", 14)]
+    ("targets", "layers"),
+    [("q_proj", 2), (["q_proj", "up_proj"], 4), (["layers.1.mlp.down_proj"], 1), ("all-linear", 14)],
 )
 def test_target_modules_choose_the_layers(spec: EngineSpec, targets: Any, layers: int) -> None:
     engine = make_engine(replace(spec, lora=replace(LORA, target_modules=targets)))

@@ -36,8 +36,8 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="paceline export",
-        description="Write the policy or the critic of a run as a Hugging Face folder: LoRA merged, with tokenizer, config "
-        "and generation config. It is read back and compared before it gets its name.",
+        description="Write the policy or the critic of a run as a Hugging Face folder: LoRA merged, with tokenizer, "
+        "config and generation config. It is read back and compared before it gets its name.",
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run: trainer.default_local_dir")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")

@@ -1,24 +1,26 @@
 """LoRA: trained low-rank adapters beside frozen linear layers, made by peft and written in its format.
 
-An adapted layer computes W x + (alpha / rank) B A x. A starts random and B at 0, so the model starts as it was read. The
-model stays a Hugging Face model: its adapted layers have the old one inside as `base_layer`.
+An adapted layer computes W x + (alpha / rank) B A x. A starts random and B at 0, so the model starts as it was read.
+The model stays a Hugging Face model: its adapted layers have the old one inside as `base_layer`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -60,20 +62,23 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec, path: str | None) -> Non
 
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
     """Every name must be that of a linear layer; peft would be content with one that is."""
-    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
-    missing = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
+    chosen = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
+    missing = [target for target, names in chosen.items() if not names]
     if missing:
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
         raise ConfigError(
             f"model.target_modules: {type(model).__name__} has no linear layer named {' or '.join(missing)}; set it to "
             f"all-linear or to names among: {known}."
         )
-    heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()}
-    if model.config.get_text_config().tie_word_embeddings and heads & set(targets):
-        raise ConfigError(
-            f"model.target_modules has {heads.pop()}, whose weight is the embedding's too (tie_word_embeddings), so the "
-            "adapter could not be merged. Leave it out."
-        )
+    head = model.get_output_embeddings()
+    if model.config.get_text_config().tie_word_embeddings:
+        for target, names in chosen.items():
+            if any(linear[name] is head for name in names):
+                raise ConfigError(
+                    f"model.target_modules has {target}, whose weight is the embedding's too (tie_word_embeddings), so "
+                    "the adapter could not be merged. Leave it out."
+                )
 
 
 def has_adapter(model: PreTrainedModel) -> bool:
@@ -146,6 +151,13 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             here, there = sorted(here), sorted(there)
         if here != there:
             raise CheckpointError(f"it was trained with model.{key}={there}, and this run has {here}. Set it to that.")
+    if saved.base_model_name_or_path != own.base_model_name_or_path:
+        logger.warning(
+            "%s was trained beside %s, and this model was read from %s: they must have the same weights.",
+            folder,
+            saved.base_model_name_or_path,
+            own.base_model_name_or_path,
+        )
     return {
         name.removeprefix(_FILE_PART).replace(".weight", f".{_NAME}.weight"): value
         for name, value in load_file(folder / ADAPTER_WEIGHTS).items()

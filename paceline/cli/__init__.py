@@ -10,6 +10,7 @@ from paceline import __version__
 
 COMMANDS = {
     "data": "prepare a public dataset for training: gsm8k, math, hellaswag, full_hh_rlhf",
+    "export": "write the policy or the critic of a run as a Hugging Face folder, LoRA merged, and check it",
     "quickstart": "make a tiny model and a task, and teach it with PPO: a few minutes on a CPU",
     "train": "run PPO as configured by key=value ...; the same as python -m paceline.trainer.main_ppo",
 }

@@ -5,15 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig
+from paceline.config.common import (
+    FrozenFsdpConfig,
+    FsdpConfig,
+    KLKind,
+    LossAggMode,
+    OptimConfig,
+    TrainedModelConfig,
+)
 
 
 @dataclass(frozen=True)
-class PolicyModelConfig(ModelConfig):
+class PolicyModelConfig(TrainedModelConfig):
     """The policy's model, whose tokenizer is that of the whole run."""
 
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer. null: beside the model."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters, >= 0: only they are trained, and the reference is the model without them. 0: no LoRA, all
+    weights are trained."""
+    lora_alpha: float = 16
+    """Adapters are scaled by lora_alpha / lora_rank, > 0."""
+    target_modules: str | list[str] = "all-linear"
+    """Linear layers that get an adapter: all-linear (all but the head), a name such as q_proj, or a list of names."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,8 @@ class ActorConfig:
     """Largest global gradient norm, > 0."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Optimizer of the actor."""
+    fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+    """Where the actor is while others work."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +173,8 @@ class RefConfig:
     """At most log_prob_max_token_len_per_gpu tokens instead. null: actor.use_dynamic_bsz."""
     log_prob_max_token_len_per_gpu: int | None = None
     """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
+    fsdp_config: FrozenFsdpConfig = field(default_factory=FrozenFsdpConfig)
+    """Where the reference is while others work. With LoRA it is the actor's model, and the actor's setting holds."""
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,10 @@ class KnownNames:
     loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
 
 
+LORA_STRATEGIES = ("local", "fsdp2")
+"""Those of KnownNames.strategies that train adapters."""
+
+
 @dataclass(frozen=True)
 class Range:
     """The numbers that a key may have; null is left to its type.
@@ -90,6 +94,7 @@ _COUNT_OR_ALL = Range(1, also=-1)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_MODEL = "actor_rollout_ref.model"
 
 
 def _optim_ranges(section: str) -> dict[str, Range]:
@@ -120,6 +125,8 @@ RANGES: dict[str, Range] = {
     "data.seed": _NOT_NEGATIVE,
     "data.train_max_samples": _COUNT_OR_ALL,
     "data.val_max_samples": _COUNT_OR_ALL,
+    f"{_MODEL}.lora_rank": _NOT_NEGATIVE,
+    f"{_MODEL}.lora_alpha": _POSITIVE,
     f"{_ACTOR}.ppo_mini_batch_size": _COUNT,
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT,
     f"{_ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
@@ -219,6 +226,7 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *out_of_range,
         *_check_data(cfg),
         *_check_models(cfg, use_critic),
+        *_check_lora(cfg),
         *_check_algorithm(cfg, known, use_critic),
         *_check_rewards(cfg),
         *_check_sampling(cfg),
@@ -380,6 +388,32 @@ def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
         yield from model_problems("critic.model.path", cfg.critic.model.path)
     if cfg.reward_model.enable:
         yield from _check_reward_model(cfg.reward_model.model)
+
+
+def _check_lora(cfg: PPOConfig) -> Iterator[str]:
+    model, strategy = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.strategy
+    if model.lora_rank < 1:
+        return
+    if strategy in KnownNames.strategies and strategy not in LORA_STRATEGIES:
+        yield (
+            f"{_MODEL}.lora_rank={model.lora_rank} with {_ACTOR}.strategy={strategy}, which has no LoRA. Set "
+            f"{_ACTOR}.strategy to {' or '.join(LORA_STRATEGIES)}, or lora_rank to 0."
+        )
+    try:
+        actor_pool, generating = next(iter(device_pools(cfg.trainer))), rollout_pools(cfg.trainer)
+    except ConfigError:  # told elsewhere
+        actor_pool, generating = "", [""]
+    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+    if has_reference and actor_pool not in generating:
+        yield (
+            f"{_MODEL}.lora_rank={model.lora_rank} with a KL term: actor and reference are one model, which "
+            f"also generates. Set trainer.placement.rollout_on=[{','.join([actor_pool, *generating])}]."
+        )
+    if not model.target_modules or not all(model.target_modules):
+        yield (
+            f"{_MODEL}.target_modules={model.target_modules!r} names no layers; set it to all-linear or to names such "
+            "as [q_proj, v_proj]."
+        )
 
 
 def _check_reward_model(model: RewardModelModelConfig) -> Iterator[str]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.config.common import LossAggMode, ModelConfig, OptimConfig
+from paceline.config.common import FsdpConfig, LossAggMode, OptimConfig, TrainedModelConfig
+
+
+@dataclass(frozen=True)
+class CriticModelConfig(TrainedModelConfig):
+    """The backbone under the value head."""
+
+    fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+    """Where it is while others work."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +21,7 @@ class CriticConfig:
 
     strategy: str = "fsdp2"
     """Training backend: local, fsdp or fsdp2."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: int | None = None
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1. null: the actor's."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.config.common import ModelConfig
+from paceline.config.common import FrozenFsdpConfig, ModelConfig
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -94,6 +94,8 @@ class RewardModelModelConfig(ModelConfig):
     """Folder or hub id of its tokenizer. null: beside the model."""
     input_tokenizer: str | None = None
     """Folder or hub id of the tokenizer that made the prompts and responses. null: the actor's."""
+    fsdp_config: FrozenFsdpConfig = field(default_factory=FrozenFsdpConfig)
+    """Where it is while others work."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from paceline.config import ModelConfig, OptimConfig
+from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind
 
 LossFn = Callable[[dict[str, Tensor], TensorDict], tuple[Tensor, dict[str, Tensor]]]
@@ -35,3 +36,9 @@ class EngineSpec:
     """Length of the learning-rate schedule; not needed for a constant one."""
     device: str = "cpu"
     """Device type: cpu, cuda, npu."""
+    lora: LoraSpec | None = None
+    """Adapters to train in place of all weights."""
+    param_offload: bool = False
+    """Keep the parameters in main memory between calls: see `Engine.on_device`."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in main memory between updates."""

@@ -54,11 +54,12 @@ class TaskRunner:
         self.mapping: dict[Enum, str] = {}
 
     def add_actor_rollout_worker(self, config: Config) -> None:
-        """The policy, which trains and samples."""
+        """The policy, which trains and samples; with LoRA it is its own reference."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
-        for role in (Role.ActorRollout, Role.Actor, Role.Rollout):  # one, or both parts if they are on other pools
+        # One of these, or actor and rollout apart if they are on other pools.
+        for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.Rollout):
             self._add(role, ActorRolloutRefWorker, config)
 
     def add_critic_worker(self, config: Config) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,18 @@ from transformers import PreTrainedModel
 from paceline.config import (
     ActorRolloutRefConfig,
     CriticConfig,
+    FrozenFsdpConfig,
+    FsdpConfig,
     ModelConfig,
     OptimConfig,
+    PolicyModelConfig,
     RefConfig,
     RewardModelConfig,
     RolloutConfig,
 )
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
+from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
 from paceline.errors import ConfigError, NonFiniteError
@@ -82,6 +86,20 @@ def _write_errors_in_words(folder: str) -> Iterator[None]:
         raise storage_error(Path(folder), error) from error
 
 
+def dealt_mini_batches(data: DataProto) -> Iterator[tuple[DataProto, MiniBatch]]:
+    """This rank's rows of each mini-batch, and its counts, in the order that the driver dealt (`deal_mini_batches`)."""
+    for _ in range(data.meta_info["passes"]):
+        start = 0
+        for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
+            yield data[start : start + mini_batch.rows_per_shard], mini_batch
+            start += mini_batch.rows_per_shard
+
+
+def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
+    """The adapters that are trained; None: all weights are."""
+    return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
+
+
 class EngineWorker(Worker):
     """What all roles have: a random state, training over dealt mini-batches, checkpoints."""
 
@@ -106,6 +124,8 @@ class EngineWorker(Worker):
         kind: ModelKind,
         optim: OptimConfig | None = None,
         grad_clip: float = 1.0,
+        lora: LoraSpec | None = None,
+        offload: FrozenFsdpConfig | None = None,
     ) -> Engine:
         spec = EngineSpec(
             model=model,
@@ -114,6 +134,9 @@ class EngineWorker(Worker):
             grad_clip=grad_clip,
             total_optimizer_steps=self.run.total_optimizer_steps,
             device=self.run.device,
+            lora=lora,
+            param_offload=offload is not None and offload.param_offload,
+            optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,
         )
         engine = get_engine(strategy)(spec)
         engine.initialize()
@@ -129,17 +152,14 @@ class EngineWorker(Worker):
         temperature: float = 1.0,
         **sizes: int,
     ) -> dict[str, float]:
-        """One optimizer step per mini-batch, in the order that the driver dealt (`deal_mini_batches`).
+        """One optimizer step per mini-batch.
 
         `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`. Gives the metrics of all steps together.
         """
         steps: list[dict[str, float]] = []
         skipped = 0
-        for _ in range(data.meta_info["passes"]):
-            start = 0
-            for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
-                shard = data[start : start + mini_batch.rows_per_shard]
-                start += mini_batch.rows_per_shard
+        with engine.on_device(optimizer=True):
+            for shard, mini_batch in dealt_mini_batches(data):
                 try:
                     steps.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
                 except NonFiniteError as error:  # on all ranks alike, before any weight has changed
@@ -209,6 +229,11 @@ class ActorRolloutRefWorker(EngineWorker):
     def trained_engine(self) -> Engine | None:
         return self.actor
 
+    @property
+    def reference_is_actor(self) -> bool:
+        """Whether the reference is the actor's model without its adapters, and no second copy."""
+        return self.is_actor and lora_of(self.config.model) is not None
+
     @role_method(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         config = self.config
@@ -219,9 +244,13 @@ class ActorRolloutRefWorker(EngineWorker):
                 kind="causal_lm",
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
+                lora=lora_of(config.model),
+                offload=config.actor.fsdp_config,
             )
-        if self.is_ref:
-            self.reference = self.build_engine(config.actor.strategy, config.model, kind="causal_lm")
+        if self.is_ref and not self.reference_is_actor:
+            self.reference = self.build_engine(
+                config.actor.strategy, config.model, kind="causal_lm", offload=config.ref.fsdp_config
+            )
         if self.is_rollout:
             self.rollout = self._build_rollout()
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
@@ -244,12 +273,19 @@ class ActorRolloutRefWorker(EngineWorker):
     def _module_to_sample_from(self) -> PreTrainedModel:
         """The actor's own module where it lies whole in this process, else a copy that follows it."""
         shared = self.actor.module if self.actor is not None else None
-        model = build_model(self.config.model, "causal_lm", train=False) if shared is None else shared
-        return model.to(self.run.device)
+        if shared is not None:
+            return shared
+        return build_model(self.config.model, "causal_lm", train=False).to(self.run.device)
 
     def on_new_weights(self) -> None:
         # A copy is refreshed when it is next used, so that a save between two updates costs no gather.
-        self.rollout_is_stale = self.is_rollout and (self.rollout.keeps_own_weights or self.actor.module is None)
+        self.rollout_is_stale = self.is_rollout and not self._samples_from_actor
+
+    @property
+    def _samples_from_actor(self) -> bool:
+        """Whether the rollout uses the actor's own module."""
+        shared = self.actor is not None and self.actor.module is not None
+        return shared and not self.rollout.keeps_own_weights
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -258,7 +294,9 @@ class ActorRolloutRefWorker(EngineWorker):
             self.rollout.update_weights(self.actor.named_full_weights())
             self.rollout_is_stale = False
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
-        completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
+        # The actor's own module may be offloaded.
+        with self.actor.on_device() if self._samples_from_actor else nullcontext():
+            completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         self.rollout.sleep()
         return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
 
@@ -290,9 +328,11 @@ class ActorRolloutRefWorker(EngineWorker):
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs of the responses under the frozen reference."""
-        output = self.reference.infer_batch(
-            data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.ref)
-        )
+        engine = self.actor if self.reference_is_actor else self.reference
+        with engine.without_adapter():
+            output = engine.infer_batch(
+                data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.ref)
+            )
         return DataProto.from_dict(tensors={"ref_log_prob": output["log_probs"]})
 
     @role_method(Dispatch.DP_COMPUTE_METRIC)
@@ -344,13 +384,20 @@ class TrainingWorker(EngineWorker):
         else:
             config = self.config
             self.engine = self.build_engine(
-                config.strategy, config.model, kind="value", optim=config.optim, grad_clip=config.grad_clip
+                config.strategy,
+                config.model,
+                kind="value",
+                optim=config.optim,
+                grad_clip=config.grad_clip,
+                offload=config.model.fsdp_config,
             )
 
     def init_reward_model(self, config: RewardModelConfig) -> None:
         """Read the model and its tokenizer."""
         model = config.model
-        self.engine = self.build_engine(config.strategy, model, kind="sequence_classification")
+        self.engine = self.build_engine(
+            config.strategy, model, kind="sequence_classification", offload=model.fsdp_config
+        )
         policy, judge = (
             load_tokenizer(path, trust_remote_code=model.trust_remote_code)
             for path in (model.input_tokenizer, model.tokenizer_path or model.path)

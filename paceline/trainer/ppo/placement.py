@@ -48,12 +48,15 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
 
     With gae, split placement and a KL term:
     {"ActorRollout": "actor_rollout_ref_pool", "RefPolicy": "actor_rollout_ref_pool", "Critic": "critic_pool"}.
+    With LoRA the reference is the actor without its adapters, so both are one role, ActorRolloutRef.
     """
     split = cfg.trainer.placement.name == "split"
     actor_pool = ACTOR_POOL if split else GLOBAL_POOL
     generating = rollout_pools(cfg.trainer)
     roles = {"ActorRollout" if actor_pool in generating else "Actor": actor_pool}
-    if uses_reference(cfg):
+    if uses_reference(cfg) and cfg.actor_rollout_ref.model.lora_rank > 0:
+        roles = {"ActorRolloutRef": actor_pool}
+    elif uses_reference(cfg):
         roles["RefPolicy"] = actor_pool
     critic_pool = CRITIC_POOL if split else GLOBAL_POOL
     if uses_critic(cfg):
@@ -99,7 +102,7 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
     plans = {
         "actor": _update_plan(
             cfg,
-            devices=sum(next(iter(pools.values()))),
+            devices=sum(pools[next(iter(roles.values()))]),
             mini_batch_prompts=actor.ppo_mini_batch_size,
             micro_batch=actor.ppo_micro_batch_size_per_gpu,
             max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
@@ -193,6 +196,7 @@ def placement_picture(cfg: PPOConfig) -> str:
         "ActorRollout": "actor, rollout",
         "Actor": "actor",
         "Rollout": "rollout",
+        "ActorRolloutRef": "actor, rollout, reference",
         "RefPolicy": "reference",
         "Critic": "critic",
         "RewardModel": "reward model",

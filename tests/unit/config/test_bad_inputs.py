@@ -19,6 +19,7 @@ from paceline.config.load import load_config, to_dict
 from paceline.errors import ConfigError
 from tests.stand_ins import with_changes
 
+MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
@@ -60,7 +61,24 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.kl_loss_type": "low_var"}, "did you mean low_var_kl?"),
     ({"data.seed": "???"}, "data.seed is marked as missing (???); set it."),
     ({"data.seed": "${trainer.sede}"}, "data.seed can't be resolved: Interpolation key 'trainer.sede'"),
-    ({f"{ACTOR}.fsdp_config.param_offload": True}, f"{ACTOR}.fsdp_config is not supported yet"),
+    ({f"{ACTOR}.use_torch_compile": True}, f"{ACTOR}.use_torch_compile is not supported yet"),
+    # LoRA
+    ({f"{MODEL}.lora_rank": -1}, "actor_rollout_ref.model.lora_rank=-1 is out of range; set it to a number >= 0."),
+    ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
+    (
+        {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp"},
+        "Set actor_rollout_ref.actor.strategy to local or fsdp2, or lora_rank to 0.",
+    ),
+    ({f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": []}, "target_modules=[] names no layers"),
+    (
+        {
+            f"{MODEL}.lora_rank": 8,
+            f"{ACTOR}.use_kl_loss": True,
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.rollout_devices": 1,
+        },
+        "Set trainer.placement.rollout_on=[global_pool,rollout_pool].",
+    ),
     # Choices
     ({"algorithm.adv_estimator": "gea"}, "algorithm.adv_estimator='gea' is not known; did you mean gae?"),
     ({"algorithm.adv_estimator": "opo"}, "algorithm.adv_estimator=opo is not supported yet; use grpo or rloo."),

@@ -14,6 +14,7 @@ from tests.stand_ins import with_changes
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 
@@ -41,6 +42,9 @@ def test_the_smallest_config_has_no_problem(good: dict[str, Any]):
         {"actor_rollout_ref.model.path": "org/name"},
         {"data.train_files": ["{train}", "{train}"]},
         {"critic.strategy": "local", f"{ACTOR}.strategy": "local"},
+        {f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": ["q_proj", "v_proj"]},
+        {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "local", f"{ACTOR}.fsdp_config.optimizer_offload": True},
+        {f"{MODEL}.compute_dtype": "bfloat16", f"{ACTOR}.strategy": "fsdp"},
         {**REWARD_MODEL, "reward_model.weights": {"openai/gsm8k": {"rule": 1, "model": 0.2}, "default": {"model": 1}}},
         {**REWARD_MODEL, "reward_model.strategy": "local"},
         {

@@ -114,22 +114,14 @@ def test_paths_are_expanded_and_absolute(tmp_path: Path, monkeypatch: pytest.Mon
 
 # The public keys of launch scripts that are neither ours nor nonsense, one of each.
 FOREIGN = [
-    "actor_rollout_ref.actor.fsdp_config.param_offload",
-    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
-    "actor_rollout_ref.ref.fsdp_config.param_offload",
     "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
     "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
-    "critic.model.fsdp_config.param_offload",
     "actor_rollout_ref.rollout.mode",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.actor.use_torch_compile",
     "actor_rollout_ref.model.use_fused_kernels",
-    "actor_rollout_ref.model.lora_rank",
-    "actor_rollout_ref.model.lora_alpha",
-    "actor_rollout_ref.model.target_modules",
     "actor_rollout_ref.actor.megatron.context_parallel_size",
     "actor_rollout_ref.nccl_timeout",
-    "reward_model.model.fsdp_config.param_offload",
     "reward_model.reward_manager",
     "reward_model.sandbox_fusion.url",
     "reward_model.megatron.tensor_model_parallel_size",

@@ -135,6 +135,15 @@ def test_roles_follow_the_algorithm_and_the_placement():
     }
 
 
+def test_with_lora_the_actor_is_its_own_reference():
+    lora = "actor_rollout_ref.model.lora_rank=8"
+    assert role_to_pool(config(lora)) == {"ActorRollout": "global_pool", "Critic": "global_pool"}
+    with_reference = config(lora, "actor_rollout_ref.actor.use_kl_loss=true", *GRPO)
+    assert role_to_pool(with_reference) == {"ActorRolloutRef": "global_pool"}
+    assert update_plans(with_reference)["actor"].devices == 1
+    assert "actor, rollout, reference" in placement_picture(with_reference)
+
+
 def test_update_plans_count_responses_per_device():
     plans = update_plans(
         config(

@@ -119,7 +119,8 @@ class RolloutConfig:
     max_num_seqs: int = 256
     """Responses decoded at the same time on a device, >= 1."""
     tensor_model_parallel_size: int = 1
-    """Devices that share one rollout engine, >= 1. All engines take 1."""
+    """vllm: devices that share one engine, each with a part of every layer, >= 1. Divides the actor's devices of a
+    node, and the model's attention heads."""
     gpu_memory_utilization: float = 0.5
     """vllm: share of a device's memory for weights and cache, in (0, 1]. On a CPU the cache takes what max_num_seqs
     full-length responses need, at most this share of the free memory."""

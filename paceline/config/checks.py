@@ -418,14 +418,14 @@ def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
                 f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
             )
-    if rollout.name in KnownNames.rollouts and rollout.tensor_model_parallel_size > 1:
-        yield (
-            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size} is not supported yet: the "
-            f"{rollout.name} rollout keeps a whole model on each device. Set it to 1."
-        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif rollout.name in KnownNames.rollouts:
+        if rollout.tensor_model_parallel_size > 1:
+            yield (
+                f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: the {rollout.name} "
+                f"rollout keeps a whole model on each device. Set it to 1, or {_ROLLOUT}.name=vllm."
+            )
         defaults = RolloutConfig()
         for field in _VLLM_KEYS:
             if getattr(rollout, field) != getattr(defaults, field):
@@ -538,6 +538,13 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
     except ConfigError as error:
         yield from error.problems
         return
+    rollout, (pool, devices) = cfg.actor_rollout_ref.rollout, next(iter(pools.items()))
+    shared_by = rollout.tensor_model_parallel_size
+    if rollout.name == "vllm" and shared_by > 1 and any(count % shared_by for count in devices):
+        yield (
+            f"{_ROLLOUT}.tensor_model_parallel_size={shared_by} does not divide the devices that {pool} has on a node, "
+            f"{devices[0]}. Set it to a divisor."
+        )
     roles = [(_ACTOR, actor.strategy, actor.ppo_mini_batch_size, next(iter(pools)))]
     if use_critic:
         roles.append(

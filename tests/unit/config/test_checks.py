@@ -242,7 +242,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({f"{ROLLOUT}.n": 4, f"{ROLLOUT}.do_sample": False}, "greedy decoding gives the same response 4 times"),
     ({f"{ROLLOUT}.val_kwargs.n": 4}, f"Set {ROLLOUT}.val_kwargs.do_sample=True or {ROLLOUT}.val_kwargs.n=1."),
-    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "is not supported yet: the native rollout keeps a whole model"),
+    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, f"Set it to 1, or {ROLLOUT}.name=vllm."),
     ({f"{ROLLOUT}.enforce_eager": False}, f"Leave it out, or set {ROLLOUT}.name=vllm."),
     ({f"{ROLLOUT}.engine_kwargs.vllm": {"dtype": "bfloat16"}}, f"{ROLLOUT}.engine_kwargs is a setting of vLLM"),
     # Placement
@@ -370,7 +370,7 @@ def test_every_number_has_a_range():
             f"{ROLLOUT}.max_num_batched_tokens=64 is less than a prompt and its response may have, 1024 tokens",
         ),
         ({"gpu_memory_utilization": 0}, f"{ROLLOUT}.gpu_memory_utilization=0.0 is out of range; set it in (0, 1]"),
-        ({"tensor_model_parallel_size": 2}, "the vllm rollout keeps a whole model on each device"),
+        ({"tensor_model_parallel_size": 2}, "=2 does not divide the devices that global_pool has on a node, 1."),
     ],
 )
 def test_settings_of_vllm_are_checked(good: dict[str, Any], monkeypatch, changes: dict[str, Any], message: str):

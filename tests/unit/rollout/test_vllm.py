@@ -122,12 +122,21 @@ def test_keys_become_arguments(folder: Path) -> None:
     }
 
 
+def test_an_engine_that_ranks_share_is_made_of_them(folder: Path) -> None:
+    found = engine_arguments(make_spec(folder, device="cuda", tensor_model_parallel_size=4))
+    assert found["tensor_parallel_size"] == 4
+    assert found["distributed_executor_backend"] == "external_launcher"
+    with pytest.raises(PacelineError, match="tensor_model_parallel_size=4 does not divide the 1 ranks"):
+        VllmRollout.from_spec(make_spec(folder, tensor_model_parallel_size=4))
+
+
 def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> None:
     def cache(**config) -> int:
         return engine_arguments(make_spec(folder, **config))["kv_cache_memory_bytes"]
 
     per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head_dim, bytes
     assert cache(max_num_seqs=5) == (5 * 2 + 1) * 128 * per_token
+    assert cache(max_num_seqs=5, tensor_model_parallel_size=2) == (5 * 2 + 1) * 128 * per_token // 2
     assert cache(max_num_seqs=5, vllm={"kv_cache_memory_bytes": 77}) == 77
     assert cache(max_num_seqs=10**9, gpu_memory_utilization=0.5) > 1.9 * cache(
         max_num_seqs=10**9, gpu_memory_utilization=0.25

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +38,9 @@ def make_spec(folder: Path, *, device: str = "cpu", vllm: dict | None = None, **
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("vllm") / "a", hidden=128, initializer_range=0.2)
+    folder = make_tiny_model(tmp_path_factory.mktemp("vllm") / "a", hidden=128, initializer_range=0.2)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,28 @@ def test_requests_that_are_too_long_are_refused(started, folder: Path) -> None:
     engine.update_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
     with pytest.raises(DataError, match=r"a prompt of 101 and a response of 60 tokens are more than .* 160"):
         engine.generate([[5] * 101], SamplingParams(60), [0])
+
+
+def test_the_model_names_further_tokens_that_end_a_response(started, folder: Path) -> None:
+    engine = started[0]
+    assert engine.eos_token_ids == [1, 7, 9]
+
+
+def test_sleep_gives_memory_back_until_the_next_call(started, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = copy.copy(started[0]), []
+    monkeypatch.setattr(engine.llm, "sleep", lambda level: calls.append(f"sleep {level}"))
+    monkeypatch.setattr(engine.llm, "wake_up", lambda: calls.append("wake"))
+    engine.sleep()
+    assert not calls  # on a CPU
+    engine.sleeps = True
+    engine.sleep()
+    engine.sleep()
+    engine.update_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
+    engine.generate([[5]], SamplingParams(4), [0])
+    engine.sleep()
+    engine.generate([[5]], SamplingParams(4), [0])
+    engine.wake()
+    assert calls == ["sleep 1", "wake", "sleep 1", "wake"]
 
 
 def test_keys_become_arguments(folder: Path) -> None:

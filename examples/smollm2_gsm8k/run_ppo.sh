@@ -7,8 +7,8 @@ python -m paceline.trainer.main_ppo \
     data.train_files="$folder/train.parquet" \
     data.val_files="$folder/test.parquet" \
     data.train_batch_size=8 \
-    data.max_prompt_length=192 \
-    data.max_response_length=48 \
+    data.max_prompt_length=128 \
+    data.max_response_length=32 \
     data.filter_overlong_prompts=True \
     actor_rollout_ref.model.path="$folder/model" \
     actor_rollout_ref.actor.strategy=local \
@@ -16,7 +16,6 @@ python -m paceline.trainer.main_ppo \
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
     actor_rollout_ref.actor.optim.lr=1e-5 \
     actor_rollout_ref.rollout.n=2 \
-    actor_rollout_ref.rollout.temperature=0.8 \
     critic.strategy=local \
     critic.ppo_micro_batch_size_per_gpu=8 \
     critic.optim.lr=2e-5 \

@@ -137,7 +137,8 @@ class RolloutConfig:
     dtype: Literal["float32", "bfloat16"] | None = None
     """Numbers of the forward pass. null: what the actor computes in."""
     tensor_model_parallel_size: int = 1
-    """Devices that share one rollout engine, >= 1. All engines take 1."""
+    """vllm: devices that share one engine, each with a part of every layer, >= 1. Divides the devices that generate on
+    a node, and the model's attention heads."""
     gpu_memory_utilization: float = 0.5
     """vllm: share of a device's memory for weights and cache, in (0, 1]. On a CPU the cache takes what max_num_seqs
     full-length responses need, at most this share of the free memory."""

@@ -502,14 +502,14 @@ def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
                 f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
             )
-    if rollout.name in KnownNames.rollouts and rollout.tensor_model_parallel_size > 1:
-        yield (
-            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size} is not supported yet: the "
-            f"{rollout.name} rollout keeps a whole model on each device. Set it to 1."
-        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif rollout.name in KnownNames.rollouts:
+        if rollout.tensor_model_parallel_size > 1:
+            yield (
+                f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: the {rollout.name} "
+                f"rollout keeps a whole model on each device. Set it to 1, or {_ROLLOUT}.name=vllm."
+            )
         defaults = RolloutConfig()
         for field in _VLLM_KEYS:
             if getattr(rollout, field) != getattr(defaults, field):
@@ -619,11 +619,18 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
                 f"{_sizes(cfg, size)}"
             )
     try:
-        pools = device_pools(cfg.trainer)
-        rollout_pools(cfg.trainer)
+        pools, generating = device_pools(cfg.trainer), rollout_pools(cfg.trainer)
     except ConfigError as error:
         yield from error.problems
         return
+    rollout = cfg.actor_rollout_ref.rollout
+    shared_by = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+    for pool in generating:
+        if any(count % shared_by for count in pools[pool]):
+            yield (
+                f"{_ROLLOUT}.tensor_model_parallel_size={shared_by} does not divide the devices that {pool} has on a "
+                f"node, {pools[pool][0]}. Set it to a divisor."
+            )
     roles = [(_ACTOR, actor.strategy, actor.ppo_mini_batch_size, next(iter(pools)))]
     critic_pool = CRITIC_POOL if CRITIC_POOL in pools else GLOBAL_POOL
     if use_critic:

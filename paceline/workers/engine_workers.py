@@ -32,6 +32,7 @@ from paceline.config import (
 )
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
+from paceline.engine.distributed import ensure_process_group
 from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
@@ -252,6 +253,8 @@ class ActorRolloutRefWorker(EngineWorker):
                 config.actor.strategy, config.model, kind="causal_lm", offload=config.ref.fsdp_config
             )
         if self.is_rollout:
+            if config.rollout.tensor_model_parallel_size > 1:  # these ranks share engines, and may have no actor
+                ensure_process_group(self.run.device)
             self.rollout = self._build_rollout()
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
 

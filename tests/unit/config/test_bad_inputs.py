@@ -282,7 +282,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({f"{ROLLOUT}.n": 4, f"{ROLLOUT}.do_sample": False}, "greedy decoding gives the same response 4 times"),
     ({f"{ROLLOUT}.val_kwargs.n": 4}, f"Set {ROLLOUT}.val_kwargs.do_sample=True or {ROLLOUT}.val_kwargs.n=1."),
-    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, "is not supported yet: the native rollout keeps a whole model"),
+    ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, f"Set it to 1, or {ROLLOUT}.name=vllm."),
     ({f"{ROLLOUT}.enforce_eager": False}, f"Leave it out, or set {ROLLOUT}.name=vllm."),
     ({f"{ROLLOUT}.engine_kwargs.vllm": {"dtype": "bfloat16"}}, f"{ROLLOUT}.engine_kwargs is a setting of vLLM"),
     # Placement

@@ -117,7 +117,7 @@ def test_every_number_has_a_range():
             f"{ROLLOUT}.max_num_batched_tokens=64 is less than a prompt and its response may have, 1024 tokens",
         ),
         ({"gpu_memory_utilization": 0}, f"{ROLLOUT}.gpu_memory_utilization=0.0 is out of range; set it in (0, 1]"),
-        ({"tensor_model_parallel_size": 2}, "the vllm rollout keeps a whole model on each device"),
+        ({"tensor_model_parallel_size": 2}, "=2 does not divide the devices that global_pool has on a node, 1."),
     ],
 )
 def test_settings_of_vllm_are_checked(good: dict[str, Any], monkeypatch, changes: dict[str, Any], message: str):

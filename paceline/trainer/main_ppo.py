@@ -265,7 +265,7 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     """The command line of a `@hydra.main` function: --help at once, and all bad overrides in one message."""
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
-        sys.stdout.write(render_help("paceline.trainer.main_ppo"))
+        sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
     with errors_as_exit_codes():
         sys.argv[1:] = check_overrides(arguments)

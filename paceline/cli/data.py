@@ -67,7 +67,9 @@ def table(name: str, reports: dict[str, SplitReport], seconds: float) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     examples = ("gsm8k --hub --output data/gsm8k", "math --input downloads/MATH --output data/math --on-error skip")
-    parser = make_parser("data", "Prepare a public dataset: original files in, parquet files for training out.", examples)
+    parser = make_parser(
+        "data", "Prepare a public dataset: original files in, parquet files for training out.", examples
+    )
     datasets = parser.add_subparsers(dest="dataset", metavar="NAME", required=True)
     for name, what in DATASETS.items():
         dataset = datasets.add_parser(name, help=what, description=f"{name}: {what}.")

@@ -96,7 +96,10 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
+        from paceline.log_file import log_to_file
+
         configure_logging()
+        log_to_file("driver")
         trainer = self.build_trainer(config)
         trainer.init_workers()
         trainer.fit()

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.report.dumps import dump_generations
-from paceline.report.files import keep_old
+from paceline.report.files import keep_old, write_atomically
+from paceline.report.json_lines import json_line
 
 SAMPLES_FOLDER = "samples"
 LONGEST_TEXT = 4000
@@ -52,7 +52,8 @@ class SampleFiles:
         rows += [{"kind": "validation", **row} for row in self._validation]
         self._validation = []
         if rows:
-            dump_generations(self._folder, step, [_cut(row) for row in rows])
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._folder / f"{step}.jsonl", b"".join(json_line(_cut(row)) for row in rows))
 
 
 def sample_files(folder: Path) -> dict[int, Path]:

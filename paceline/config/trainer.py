@@ -73,6 +73,9 @@ class TrainerConfig:
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
     """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
     list."""
+    live_view: bool | None = None
+    """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
+    a terminal."""
     log_train_samples: int = 1
     """Training responses shown with their scores in the log of every step, >= 0."""
     log_val_generations: int = 0

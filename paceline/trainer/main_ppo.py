@@ -148,7 +148,9 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         return
     _warn_of_idle_devices(cfg)
 
-    with running_ray(cfg) as options:
+    from paceline.report.live import live_view
+
+    with running_ray(cfg) as options, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
         run_with_restarts(task_runner_class or TaskRunner, options, cfg)
 
 

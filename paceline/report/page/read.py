@@ -17,6 +17,7 @@ from paceline.config.keys import known_keys
 from paceline.config.load import to_dict
 from paceline.errors import DataError
 from paceline.report.environment import ENVIRONMENT_FILE, masked
+from paceline.report.live import duration
 from paceline.report.page.gantt import read_gantt
 from paceline.report.page.thin import spread, thinned
 from paceline.report.samples import SAMPLES_FOLDER, cut_text, read_samples, sample_files
@@ -95,7 +96,7 @@ def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], sta
     rows = [
         ("state", _state(status)),
         ("steps", f"{lines[-1]['step'] if lines else 0}" + (f" of {total}" if total else "")),
-        ("time in steps", _duration(sum(values("timing_s/step")))),
+        ("time in steps", duration(sum(values("timing_s/step")))),
         (
             "placement",
             f"{at('trainer.placement.name')}, {at('trainer.nnodes')} x {at('trainer.n_gpus_per_node')} devices",
@@ -126,12 +127,6 @@ def _state(status: Any) -> str:
     if status["state"] == "silent":
         return "no sign of life: killed, or its machine is gone"
     return status["state"] + (f": {status['error']}" if status.get("error") else "")
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
 def curves(lines: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]:

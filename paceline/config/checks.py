@@ -195,6 +195,7 @@ RANGES: dict[str, Range] = {
     "trainer.max_actor_ckpt_to_keep": _COUNT,
     "trainer.max_critic_ckpt_to_keep": _COUNT,
     "trainer.log_train_samples": _NOT_NEGATIVE,
+    "trainer.keep_samples": _NOT_NEGATIVE,
     "trainer.log_val_generations": _NOT_NEGATIVE,
     "trainer.heartbeat_timeout_seconds": _POSITIVE,
     "trainer.max_restarts": _NOT_NEGATIVE,

@@ -79,10 +79,16 @@ class TrainerConfig:
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
     """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
     list."""
+    live_view: bool | None = None
+    """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
+    a terminal."""
     log_train_samples: int = 1
     """Training responses shown with their scores in the log of every step, >= 0."""
     log_val_generations: int = 0
     """Validation responses shown in the log, in tensorboard and in wandb at every validation, >= 0."""
+    keep_samples: int = 4
+    """Responses of every step, and of every validation, kept with prompt and score in samples/<step>.jsonl of the run's
+    folder, >= 0. Long texts are cut."""
     rollout_data_dir: str | None = None
     """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
     validation_data_dir: str | None = None

@@ -19,6 +19,8 @@ from paceline.config import PPOConfig
 from paceline.config.keys import nearest
 from paceline.config.load import to_dictconfig
 from paceline.errors import ConfigError, PacelineError, ResourceError, WorkerError
+from paceline.log_file import LOG_FOLDER_VARIABLE
+from paceline.report.environment import launch_variables
 from paceline.trainer.constants_ppo import merged_runtime_env
 
 logger = logging.getLogger(__name__)
@@ -233,7 +235,7 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
             problems.append(f"ray_kwargs.ray_init.{name} is no argument of ray.init{hint}")
     if problems:
         raise ConfigError(problems)
-    runtime_env = merged_runtime_env(ray_init.pop("runtime_env", None), transfer_queue=cfg.transfer_queue.enable)
+    runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
     try:
         ray.init(**{"include_dashboard": False, **ray_init, "runtime_env": runtime_env})
     except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
@@ -242,10 +244,16 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
     return {}
 
 
+def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
+    """Ours and the user's, with what the processes of this run tell of it."""
+    run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / "logs")}
+    return merged_runtime_env(user, transfer_queue=cfg.transfer_queue.enable, run=run)
+
+
 def _options_in_running_ray(cfg: PPOConfig) -> dict[str, Any]:
     """The options of the TaskRunner in a Ray that someone else started: only variables can still be set."""
     ray_init = dict(cfg.ray_kwargs.ray_init)
-    runtime_env = merged_runtime_env(ray_init.pop("runtime_env", None), transfer_queue=cfg.transfer_queue.enable)
+    runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
     variables = runtime_env.pop("env_vars")
     unused = [*ray_init, *(f"runtime_env.{name}" for name in runtime_env)]
     if unused:

@@ -101,9 +101,11 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
+        from paceline.log_file import log_to_file
         from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
 
         configure_logging()
+        log_to_file("driver")
         start_actor_heartbeat()
         trainer = self.build_trainer(config)
         trainer.init_workers()
@@ -156,7 +158,9 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     for note in unused_settings(cfg, known_names(cfg)):
         logger.warning("%s", note)
 
-    with running_ray(cfg) as options:
+    from paceline.report.live import live_view
+
+    with running_ray(cfg) as options, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
         run_with_restarts(task_runner_class or TaskRunner, options, cfg)
 
 
@@ -289,7 +293,7 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     """The command line of a `@hydra.main` function: --help at once, and all bad overrides in one message."""
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
-        sys.stdout.write(render_help("paceline.trainer.main_ppo"))
+        sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
     with errors_as_exit_codes(), _hydra_errors_as_ours():
         sys.argv[1:] = check_overrides(arguments)

@@ -153,6 +153,13 @@ class CallWatch:
         self._records.clear()
         return records
 
+    def running(self) -> dict[str, str]:
+        """The method that each role with unfinished calls is at, or waits for. Another thread may ask."""
+        oldest: dict[Process, PendingCall] = {}
+        for call in list(self._pending.values()):
+            oldest.setdefault(call.process, call)
+        return {call.role: call.method for call in oldest.values()}
+
     def forget(self, processes: Iterable[Process]) -> None:
         """Drop what these processes still owe; nobody waits for it any more."""
         gone = set(processes)
@@ -252,6 +259,11 @@ def limited_wait(seconds: float) -> Iterator[None]:
 def drain_call_records() -> list[CallRecord]:
     """The records of all calls, of all groups of this process, that finished since the last time."""
     return watch.drain()
+
+
+def running_calls() -> dict[str, str]:
+    """What the worker processes are at: role to method."""
+    return watch.running()
 
 
 def _find_lost(results: Iterable[ray.ObjectRef], calls: Sequence[PendingCall]) -> WorkerError:

@@ -29,7 +29,7 @@ from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
 from paceline.trainer.launch import STOP_FILE
-from paceline.trainer.ppo.groups import WorkerGroups, count_optimizer_steps
+from paceline.trainer.ppo.groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
     balanced_order,
@@ -42,7 +42,7 @@ from paceline.trainer.ppo.phases import (
     share_out,
 )
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
-from paceline.trainer.ppo.roles import ResourcePoolManager, Role
+from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
 from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.sampling import refill_groups
@@ -285,7 +285,9 @@ class RayPPOTrainer:
                 step=self.global_step,
                 total_steps=self.total_training_steps,
                 pools=list(self.resource_pool_manager.resource_pool_spec),
+                pool_of_role=self._pool_of_role(),
                 drain_call_records=self.ray_worker_group_cls.drain_call_records,
+                running_calls=self.ray_worker_group_cls.running_calls,
             )
             with closing(self.log):
                 try:
@@ -294,13 +296,19 @@ class RayPPOTrainer:
                         self.validate()
                         self.log.write_validation()
                     yield
-                except Exception:
+                except Exception as error:
                     self._save_what_is_complete()
+                    self.log.end("failed", error)
                     raise
+                self.log.end("stopped" if self._stopping else "finished")
 
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
         self._groups.shutdown()
+
+    def _pool_of_role(self) -> dict[str, str]:
+        pools = {role_name(role): pool for role, pool in self.resource_pool_manager.mapping.items()}
+        return {**pools, "reward": REWARD_POOL}
 
     def prompt_batches(self) -> Iterator[tuple[DataProto, DataProto]]:
         """(requests for the rollout, labels of the same rows) for each step that is left."""

@@ -86,7 +86,7 @@ class _Generation:
         if ended:
             num_rows = len(self.rows) - len(ended)
             gaps = [row for row in ended if row < num_rows]
-            last = [row for row in range(num_rows, len(self.rows)) if row not in ended]
+            last = sorted({*range(num_rows, len(self.rows))} - {*ended})
             for row, gap in zip(last, gaps, strict=True):
                 self.rows[gap] = self.rows[row]
             del self.rows[num_rows:]
@@ -105,7 +105,7 @@ class _Generation:
         entering = [(request, source) for source, (_, requests) in enumerate(part) for request in requests]
         for start in range(0, len(entering), self.max_num_seqs):
             some = entering[start : start + self.max_num_seqs]
-            ended = self._choose([request for request, _ in some], logits[[source for _, source in some]])
+            ended = {*self._choose([request for request, _ in some], logits[[source for _, source in some]])}
             self.ready += [pair for place, pair in enumerate(some) if place not in ended]
 
     def _step(self) -> list[int]:

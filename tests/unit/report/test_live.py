@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import json
 import shutil
 import sys
@@ -9,17 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report import live
 from paceline.report.live import MetricsTail, RunView, live_view
 
 
 def write_status(folder: Path, **changes: object) -> None:
     status = {"state": "running", "step": 3, "total_steps": 10, "updated": time.time() + 1, "running": {}}
     (folder / "status.json").write_text(json.dumps({**status, **changes}))
-
-
-def test_the_examples_are_true() -> None:
-    assert doctest.testmod(live).failed == 0
 
 
 def test_an_earlier_runs_files_are_not_taken_for_this_ones(finished_run: Path) -> None:

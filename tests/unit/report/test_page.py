@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import doctest
 import json
 import re
 import shutil
@@ -11,7 +10,7 @@ import pytest
 
 from paceline import cli
 from paceline.errors import DataError
-from paceline.report.page import build, gantt, read, thin, write_page
+from paceline.report.page import gantt, write_page
 from paceline.report.page.build import page_data, render
 from paceline.report.page.read import Limits, read_run
 
@@ -21,11 +20,6 @@ def data_in(page: str) -> dict[str, Any]:
     found = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return json.loads(found[1])
-
-
-@pytest.mark.parametrize("module", [build, thin, read, gantt])
-def test_the_examples_are_true(module: Any) -> None:
-    assert doctest.testmod(module).failed == 0
 
 
 def test_the_command_writes_the_page_into_the_runs_folder(

@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
-from paceline.report import samples
 from paceline.report.samples import LONGEST_TEXT, SampleFiles, read_samples, sample_files
 
 
 def row(text: str) -> dict[str, object]:
     return {"prompt": text, "response": text, "score": 1.0, "ground_truth": ["x" * 10_000]}
-
-
-def test_the_example_is_true() -> None:
-    assert doctest.testmod(samples).failed == 0
 
 
 def test_a_steps_file_has_both_kinds_with_long_texts_cut(tmp_path: Path) -> None:

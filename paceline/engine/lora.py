@@ -158,10 +158,14 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             saved.base_model_name_or_path,
             own.base_model_name_or_path,
         )
-    return {
+    tensors = {
         name.removeprefix(_FILE_PART).replace(".weight", f".{_NAME}.weight"): value
         for name, value in load_file(folder / ADAPTER_WEIGHTS).items()
     }
+    differing = tensors.keys() ^ {name for name, _ in model.named_parameters() if _is_adapter(name)}
+    if differing:
+        raise CheckpointError(f"its adapter belongs to another model (they differ in {min(differing)}).")
+    return tensors
 
 
 def read_lora_config(folder: Path) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -189,5 +190,9 @@ def test_checkpoints_of_other_settings_are_refused(spec: EngineSpec, tmp_path: P
         other.load(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match=r"not of a run with LoRA. Set model.lora_rank=0"):
         other.load(tmp_path / "whole")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    save_file(dict(list(load_file(file).items())[1:]), file)
+    with pytest.raises(CheckpointError, match=r"its adapter belongs to another model \(they differ in .*lora_A"):
+        make_engine(spec).load(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match="holds a LoRA adapter alone"):
         make_engine(replace(spec, lora=None), random_b=False).load(tmp_path / "adapter")

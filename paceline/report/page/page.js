@@ -209,7 +209,10 @@ function showCurves() {
 
 // --------------------------------------------------------------------------------------------------------- gantt
 
-const METHODS = [...new Set(RUNS.flatMap((run) => run.gantt.steps.flatMap((step) => step.bars.map((bar) => bar[1]))))].sort();
+// The phases of a step first: their colors differ.
+const PHASES = ["generate_sequences", "compute_log_prob", "compute_ref_log_prob", "compute_values", "update_critic", "update_actor",
+  "compute_reward", "compute_rm_score"];
+const METHODS = [...new Set([...PHASES, ...RUNS.flatMap((run) => run.gantt.steps.flatMap((step) => step.bars.map((bar) => bar[1])))])];
 
 function busySeconds(bars, start, end) {
   let [busy, until] = [0, start];

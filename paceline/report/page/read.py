@@ -26,6 +26,7 @@ from paceline.report.status import read_status
 from paceline.report.trackers import METRICS_FILE, read_metrics
 
 LONGEST_CONFIG_VALUE = 500
+MOST_NODES = 16
 SAMPLE_FIELDS = ("kind", "data_source", "prompt", "response", "ground_truth", "score", "acc", "pred", "extracted")
 
 
@@ -76,7 +77,7 @@ def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
         "samples": read_run_samples(folder, limits),
         "config": config_rows(config),
         "checkpoints": read_checkpoints(folder, limits),
-        "environment": masked("environment", read_json(folder / ENVIRONMENT_FILE)),
+        "environment": read_environment(folder),
     }
 
 
@@ -233,8 +234,11 @@ def read_checkpoints(folder: Path, limits: Limits) -> list[dict[str, Any]]:
     return sorted(found, key=lambda checkpoint: checkpoint["step"])[-limits.checkpoints :]
 
 
-def read_json(path: Path) -> Any:
+def read_environment(folder: Path) -> Any:
+    """environment.json, with the first nodes of a large cluster; None if it can't be read."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
+        environment = json.loads((folder / ENVIRONMENT_FILE).read_text())
+        environment["ray_nodes"] = environment["ray_nodes"][:MOST_NODES]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
+    return masked("environment", environment)

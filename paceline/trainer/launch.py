@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import os
 import signal
 import threading
 import time
@@ -222,7 +223,11 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 
 def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
-    """ray.init with ray_kwargs.ray_init. Gives the options of the TaskRunner: none, the job has the environment."""
+    """ray.init with ray_kwargs.ray_init. Gives the options of the TaskRunner: none, the job has the environment.
+
+    Left alone, Ray joins whatever cluster was started on this machine, perhaps by someone else: we join one only where
+    the configuration or the environment names it.
+    """
     import ray
 
     ray_init = dict(cfg.ray_kwargs.ray_init)
@@ -237,7 +242,8 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
         raise ConfigError(problems)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
     try:
-        ray.init(**{"include_dashboard": False, **ray_init, "runtime_env": runtime_env})
+        address = os.environ.get("RAY_ADDRESS", "local")
+        ray.init(**{"include_dashboard": False, "address": address, **ray_init, "runtime_env": runtime_env})
     except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
         given = ", ".join(f"{name}={value}" for name, value in ray_init.items())
         raise ConfigError(f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {error}") from error

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from paceline.config import ModelConfig, PPOConfig
 from paceline.config.files import MODEL_FILE, model_config
-from paceline.config.pools import device_pools
+from paceline.config.pools import device_pools, rollout_pools
 from paceline.trainer.ppo.placement import role_to_pool, update_plans
 
 FLOAT = 4
@@ -52,6 +52,16 @@ class ModelSize:
     def parameters(self, shards: int = 1) -> int:
         """Numbers that the first of `shards` devices holds: rows are dealt, so it has the most."""
         return sum(ceil(shape[0] / shards) * math.prod(shape[1:]) if shape else 1 for shape in self.shapes.values())
+
+    def adapter_parameters(self, rank: int, targets: str | list[str]) -> int:
+        """Numbers of LoRA adapters of the linear layers with these names; all-linear are those of all layers."""
+        wanted = [targets] if isinstance(targets, str) else targets
+        return sum(
+            rank * sum(shape)
+            for name, shape in self.shapes.items()
+            if len(shape) == 2 and any(part.isdigit() for part in name.split("."))
+            if wanted == ["all-linear"] or name.split(".")[-2] in wanted
+        )
 
     def gathered(self) -> int:
         """Numbers that a sharded model holds whole while it computes: two layers, and what is in no layer."""
@@ -154,7 +164,8 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
     policy, actor = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor
     roles, pools, plans = role_to_pool(cfg), device_pools(cfg.trainer), update_plans(cfg)
     on_cpu = (cfg.trainer.device or "cpu") == "cpu"
-    wanted: dict[str, tuple[ModelConfig, Head, str]] = {"actor": (policy, "language", roles["ActorRollout"])}
+    actor_pool = next(iter(roles.values()))
+    wanted: dict[str, tuple[ModelConfig, Head, str]] = {"actor": (policy, "language", actor_pool)}
     if "RefPolicy" in roles:
         wanted["reference"] = (policy, "language", roles["RefPolicy"])
     if "Critic" in roles:
@@ -178,9 +189,13 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
         gathered = {"gathered layers": size.gathered() * FLOAT} if shards > 1 else {}
         if role in plans:
             model_settings = policy if role == "actor" else cfg.critic.model
-            stays = {"weights": weights, "AdamW": 2 * weights}
+            trained = weights
+            if role == "actor" and policy.lora_rank > 0:
+                trained = ceil(size.adapter_parameters(policy.lora_rank, policy.target_modules) / shards) * FLOAT
+                weights += trained
+            stays = {"weights": weights, "AdamW": 2 * trained}
             update = {
-                "gradients": weights,
+                "gradients": trained,
                 "activations": size.activation_bytes(
                     plans[role].tokens_per_micro_batch,
                     checkpointing=model_settings.enable_gradient_checkpointing,
@@ -189,12 +204,17 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
             }
             found.append(RoleMemory(role, pool, stays, update | gathered))
             if on_cpu and cfg.trainer.save_freq > 0:
-                copy = 3 * size.parameters() * FLOAT
+                copy = 3 * trained * shards
                 found.append(RoleMemory(f"checkpoint of the {role}", pool, {"copy on rank 0": copy}))
         else:
             found.append(RoleMemory(role, pool, {"weights": weights}, gathered))
         if role == "actor":
-            found.append(_rollout(cfg, size, pool, devices=sum(pools[pool]), shares_weights=not is_sharded))
+            generating = rollout_pools(cfg.trainer)
+            devices = sum(sum(pools[name]) for name in generating)
+            found += [
+                _rollout(cfg, size, name, devices=devices, shares_weights=name == actor_pool and not is_sharded)
+                for name in generating
+            ]
     on_nodes = {pool: max(devices) for pool, devices in pools.items()}
     return MemoryPlan(found, on_nodes, on_cpu, on_one_node=cfg.trainer.nnodes == 1, unknown=unknown)
 
@@ -205,7 +225,7 @@ def _rollout(cfg: PPOConfig, size: ModelSize, pool: str, *, devices: int, shares
     sequences = min(rollout.max_num_seqs, ceil(data.train_batch_size * rollout.n / devices))
     cache = size.key_value_bytes(sequences, data.max_prompt_length + data.max_response_length)
     shared = shares_weights and rollout.name != "vllm"
-    copy = {} if shared else {"weights": size.parameters() * FLOAT}
+    copy = {} if shared else {"weights": size.parameters() * FLOAT // rollout.tensor_model_parallel_size}
     return RoleMemory("rollout", pool, copy, {"keys and values": cache})
 
 

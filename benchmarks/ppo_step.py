@@ -26,7 +26,7 @@ import torch
 from omegaconf import OmegaConf
 
 from benchmarks.chain_model import LONG_TOKENS, MOST_PROMPT_TOKENS, make_material
-from benchmarks.table import print_ratios
+from benchmarks.timing import print_ratios
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import ActorConfig, CriticConfig, ModelConfig, OptimConfig
 from paceline.data.tokenizer import load_tokenizer

@@ -32,4 +32,4 @@ def test_a_prepared_model_takes_a_step_of_grpo_and_of_ppo(tmp_path: Path) -> Non
         changes = ["trainer.total_training_steps=1", "trainer.test_freq=-1", "trainer.val_before_train=False"]
         run(str(EXAMPLE / f"run_{name}.sh"), ".", *changes, "ray_kwargs.ray_init.num_cpus=2")
         [line] = [line for line in read_metrics(tmp_path / name) if line["step"] == 1]
-        assert line["training/rollout_probs_diff_max"] < 1e-3
+        assert line["reward/extraction_failed_rate"] < 0.6  # it keeps the form that the prompt shows

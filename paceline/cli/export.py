@@ -6,6 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.cli.parser import make_parser
+
+EXAMPLES = (
+    "runs/paceline/ppo --output ~/models/mine",
+    "runs/paceline/ppo --step 40 --dtype bfloat16 --output ~/models/mine",
+)
+
 
 def main(argv: Sequence[str]) -> int:
     """Export one role of a checkpoint, and print what was written. Gives the exit code."""
@@ -34,10 +41,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="paceline export",
-        description="Write the policy or the critic of a run as a Hugging Face folder: LoRA merged, with tokenizer, "
-        "config and generation config. It is read back and compared before it gets its name.",
+    parser = make_parser(
+        "export",
+        "Write the policy or the critic of a run as a Hugging Face folder: LoRA merged, with tokenizer, config and\n"
+        "generation config. It is read back and compared before it gets its name.",
+        EXAMPLES,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run: trainer.default_local_dir")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to write")

@@ -42,7 +42,7 @@ class Beat:
 
     def __str__(self) -> str:
         """
-        >>> str(Beat(0.0, 3_200_000_000, 1_100_000_000, 24_000_000_000))[-45:]
+        >>> str(Beat(0.0, 3_200_000_000, 1_100_000_000, 24_000_000_000))[-43:]
         ': 3.2 GB resident, node 1.1 of 24.0 GB free'
         """
         seconds = max(0.0, time.time() - self.time)

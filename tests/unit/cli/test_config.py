@@ -33,7 +33,9 @@ def test_a_key_is_explained_with_its_neighbours(capsys: pytest.CaptureFixture[st
     assert "type     choice" in text
     assert "default  colocated" in text
     assert "split: actor, rollout and reference" in text
-    assert text.endswith("Neighbours in trainer.placement:\n  trainer.placement.critic_devices\n")
+    assert text.endswith(
+        "Neighbours in trainer.placement:\n  trainer.placement.critic_devices\n  trainer.placement.rollout_devices\n  trainer.placement.rollout_on\n"
+    )
 
 
 def test_a_section_lists_what_is_directly_below_it(capsys: pytest.CaptureFixture[str]) -> None:

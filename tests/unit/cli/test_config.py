@@ -7,8 +7,6 @@ from paceline.config.keys import walk_keys
 
 
 def out(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    neighbours = ("critic_devices", "rollout_devices", "rollout_on")
-    listed = "".join(f"  trainer.placement.{name}\n" for name in neighbours)
     assert cli.main(["config", *arguments]) == code
     captured = capsys.readouterr()
     return captured.out if code == 0 else captured.err
@@ -35,6 +33,8 @@ def test_a_key_is_explained_with_its_neighbours(capsys: pytest.CaptureFixture[st
     assert "type     choice" in text
     assert "default  colocated" in text
     assert "split: actor, rollout and reference" in text
+    neighbours = ("critic_devices", "rollout_devices", "rollout_on")
+    listed = "".join(f"  trainer.placement.{name}\n" for name in neighbours)
     assert text.endswith(f"Neighbours in trainer.placement:\n{listed}")
 
 

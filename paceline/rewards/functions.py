@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import cloudpickle
-
 from paceline.errors import ConfigError
 from paceline.rewards.killable import function_process
 
@@ -83,6 +81,8 @@ class RewardFunction:
 
 def pickled(fn: Callable[..., Any]) -> bytes:
     """A function for `function_process`, always the same bytes for the same function."""
+    import cloudpickle  # scorers run without it, also where little is installed
+
     if id(fn) not in _PICKLED:
         _PICKLED[id(fn)] = (fn, cloudpickle.dumps(("function", fn)))
     return _PICKLED[id(fn)][1]

@@ -18,6 +18,8 @@ from paceline.trainer.main_ppo import run_ppo
 from tests.in_process import train_in_process
 from tests.runs import as_omegaconf, as_overrides, base_config, make_material, results
 
+pytestmark = pytest.mark.slow  # two nodes, and the time in which Ray notices that one is gone
+
 PATIENCE_SECONDS = 300
 STEPS = {"trainer__total_training_steps": 6, "trainer__save_freq": 1}
 TWO_NODES = {"trainer__nnodes": 2, "trainer__n_gpus_per_node": 1}
@@ -88,7 +90,6 @@ def test_a_split_run_over_two_nodes_survives_the_loss_of_one_and_equals_a_run_in
     assert results(run_dir) == results(tmp_path / "alone")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [2], indirect=True)
 def test_ranks_on_two_nodes_give_the_numbers_of_ranks_on_one(cluster: Cluster, material: Path, tmp_path: Path) -> None:
     ray.init(cluster.address)
@@ -97,7 +98,6 @@ def test_ranks_on_two_nodes_give_the_numbers_of_ranks_on_one(cluster: Cluster, m
     assert results(tmp_path / "two") == results(tmp_path / "one")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_a_lost_node_ends_a_run_that_may_not_start_again(
     start: Start, cluster: Cluster, material: Path, tmp_path: Path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,10 +136,20 @@ def test_what_was_saved_while_offloaded_is_loaded_while_offloaded(spec: EngineSp
         assert torch.equal(weight, dict(other.named_full_weights())[name])
 
 
+@pytest.fixture
+def progress_bars() -> Iterator[None]:
+    """On, whatever another test of this process has left."""
+    were_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.enable_progress_bar()
+    yield
+    if not were_on:
+        transformers_logging.disable_progress_bar()
+
+
+@pytest.mark.usefixtures("progress_bars")
 def test_threads_leave_transformers_as_talkative_as_they_found_it() -> None:
     """A checkpoint is written in a thread while another role may read a model."""
     before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    assert before[1]
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 

@@ -10,7 +10,7 @@ import string
 from pathlib import Path
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
 
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<unk>"]
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -50,8 +50,9 @@ def make_tiny_model(
     tie_word_embeddings: bool = True,
     max_position_embeddings: int = 512,
     initializer_range: float = 0.02,
+    model_type: str = "qwen2",
 ) -> Path:
-    """Save a randomly initialised Qwen2 causal LM (float32, safetensors) and its tokenizer in `folder`.
+    """Save a randomly initialised causal LM (float32, safetensors), Qwen2 unless told, and its tokenizer in `folder`.
 
     `vocab` may exceed the tokenizer's size, as the embeddings of real models do; None takes the tokenizer's size.
     With the usual `initializer_range` all tokens are about as likely and attend to all others alike; 0.2 gives
@@ -59,7 +60,8 @@ def make_tiny_model(
     """
     folder = Path(folder)
     tokenizer = make_tiny_tokenizer()
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        model_type,
         vocab_size=vocab or len(tokenizer),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -72,10 +74,11 @@ def make_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
+        **({"head_dim": hidden // 4} if model_type == "qwen3" else {}),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

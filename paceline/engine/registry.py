@@ -17,6 +17,9 @@ _BUILTIN_MODULES = {
     "local": "paceline.engine.local",
     "fsdp": "paceline.engine.fsdp",
     "fsdp2": "paceline.engine.fsdp",
+    "torchtitan": "paceline.engine.torchtitan",
+    "veomni": "paceline.engine.veomni",
+    "megatron": "paceline.engine.megatron",
 }
 _ENGINES: dict[str, type[Engine]] = {}
 

@@ -35,3 +35,5 @@ class EngineSpec:
     """Length of the learning-rate schedule; not needed for a constant one."""
     device: str = "cpu"
     """Device type: cpu, cuda, npu."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that hold one model together, each a part of every layer; for backends that can."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig
+from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig, TensorParallelConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,12 @@ class ActorConfig:
     """The update of the policy."""
 
     strategy: str = "fsdp2"
-    """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices)."""
+    """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices), or one of an
+    optional package: torchtitan, veomni, megatron."""
+    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=megatron."""
+    torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=torchtitan."""
     ppo_mini_batch_size: int = 256
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1.
     Divides data.train_batch_size."""

@@ -42,7 +42,7 @@ class KnownNames:
     baseline_estimators: tuple[str, ...] = ("remax",)
     """Those of adv_estimators that compare with a greedy response."""
     policy_losses: tuple[str, ...] = ("vanilla", "gspo", "cispo")
-    strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2")
+    strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2", "torchtitan", "veomni", "megatron")
     rollouts: tuple[str, ...] = ("native", "vllm", "hf")
     loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
 
@@ -81,6 +81,10 @@ _COUNT_OR_ALL = Range(1, also=-1)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+
+_BACKEND_PACKAGES = {"torchtitan": "torchtitan", "veomni": "veomni", "megatron": "megatron"}
+"""Backends to what they import."""
+_TENSOR_PARALLEL = ("megatron", "torchtitan")
 
 
 def _optim_ranges(section: str) -> dict[str, Range]:
@@ -134,6 +138,11 @@ RANGES: dict[str, Range] = {
     **_sampling_ranges(f"{_ROLLOUT}.val_kwargs"),
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _COUNT,
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _COUNT,
+    **{
+        f"{section}.{name}.tensor_model_parallel_size": _COUNT
+        for section in (_ACTOR, "critic", "reward_model")
+        for name in ("megatron", "torchtitan")
+    },
     "critic.ppo_mini_batch_size": _COUNT,
     "critic.ppo_micro_batch_size_per_gpu": _COUNT,
     "critic.forward_micro_batch_size_per_gpu": _COUNT,
@@ -211,6 +220,7 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *_check_rewards(cfg),
         *_check_sampling(cfg),
         *_check_run(cfg, device or cfg.trainer.device or "cpu"),
+        *_check_backends(cfg, use_critic, device or cfg.trainer.device or "cpu"),
     ]
     # Arithmetic on numbers that are out of range would only add confusion.
     if not out_of_range:
@@ -546,6 +556,7 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
     strategies = [(section, strategy, pool) for section, strategy, _, pool in roles]
     if cfg.reward_model.enable:
         strategies.append(("reward_model", cfg.reward_model.strategy, list(pools)[-1]))
+    yield from _check_tensor_parallelism(cfg, strategies, pools)
     for section, strategy, pool in strategies:
         if strategy == "local" and sum(pools[pool]) > 1:
             advice = "trainer.n_gpus_per_node=1" if pool == GLOBAL_POOL else "give the pool one device"
@@ -564,6 +575,53 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
                 f"{num_devices} devices of {pool}: some would be idle. Raise it or {_ROLLOUT}.n to have at least "
                 f"{num_devices} responses."
             )
+
+
+def _check_backends(cfg: PPOConfig, use_critic: bool, device: str) -> Iterator[str]:
+    """What the backends of optional packages can't do."""
+    sections = [_ACTOR, *(["critic"] if use_critic else []), *(["reward_model"] if cfg.reward_model.enable else [])]
+    for section in sections:
+        strategy = _get(cfg, f"{section}.strategy")
+        model = "actor_rollout_ref.model" if section == _ACTOR else f"{section}.model"
+        if strategy in _BACKEND_PACKAGES and importlib.util.find_spec(_BACKEND_PACKAGES[strategy]) is None:
+            yield (
+                f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
+                f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
+                f"{section}.strategy=fsdp2."
+            )
+        if strategy in _TENSOR_PARALLEL and _get(cfg, f"{model}.use_remove_padding"):
+            yield (
+                f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
+                f"False, or {section}.strategy to fsdp2 or veomni."
+            )
+        if strategy == "megatron" and device == "cpu" and _get(cfg, f"{model}.enable_gradient_checkpointing"):
+            yield (
+                f"{model}.enable_gradient_checkpointing=True: {section}.strategy=megatron does not recompute "
+                "activations on a CPU. Set it to False."
+            )
+
+
+def _check_tensor_parallelism(
+    cfg: PPOConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
+) -> Iterator[str]:
+    megatron: dict[str, tuple[str, int]] = {}
+    for section, strategy, pool in strategies:
+        for name in _TENSOR_PARALLEL:
+            key = f"{section}.{name}.tensor_model_parallel_size"
+            size = _get(cfg, key)
+            if size > 1 and strategy != name:
+                yield f"{key}={size} is for {section}.strategy={name}, which is {strategy}. Leave it out."
+            elif strategy == name and sum(pools[pool]) % size:
+                yield f"{key}={size} does not divide the {sum(pools[pool])} devices of {pool}. Set it to a divisor."
+        if strategy == "megatron":
+            size = _get(cfg, f"{section}.megatron.tensor_model_parallel_size")
+            other, known = megatron.setdefault(pool, (section, size))
+            if size != known:
+                yield (
+                    f"{section}.megatron.tensor_model_parallel_size={size}, but that of {other} on the same devices is "
+                    f"{known}, and megatron has one size per process. Set the same for both, or "
+                    "trainer.placement.name=split."
+                )
 
 
 def _divisor_near(number: int, wanted: int) -> int:

@@ -43,3 +43,11 @@ class ModelConfig:
     """Recompute activations in the backward pass: less memory, about a third more time."""
     use_remove_padding: bool = False
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result."""
+
+
+@dataclass(frozen=True)
+class TensorParallelConfig:
+    """How a backend divides a model, where that is its strategy."""
+
+    tensor_model_parallel_size: int = 1
+    """Devices that hold one model together, each a part of every layer, >= 1. Divides the devices of the pool."""

@@ -18,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.config import (
+    ActorConfig,
     ActorRolloutRefConfig,
     CriticConfig,
     ModelConfig,
@@ -70,6 +71,12 @@ def micro_batches(rows: int, dynamic: bool, max_tokens: int) -> dict[str, int]:
     return {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": rows}
 
 
+def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+    """Of the backend that the section names; 1 if that has no tensor parallelism."""
+    backends = {"megatron": section.megatron, "torchtitan": section.torchtitan}
+    return backends[section.strategy].tensor_model_parallel_size if section.strategy in backends else 1
+
+
 class EngineWorker(Worker):
     """What all roles have: a random state, training over dealt mini-batches, checkpoints."""
 
@@ -93,6 +100,7 @@ class EngineWorker(Worker):
         kind: ModelKind,
         optim: OptimConfig | None = None,
         grad_clip: float = 1.0,
+        tensor_model_parallel_size: int = 1,
     ) -> Engine:
         spec = EngineSpec(
             model=model,
@@ -101,6 +109,7 @@ class EngineWorker(Worker):
             grad_clip=grad_clip,
             total_optimizer_steps=self.run.total_optimizer_steps,
             device=self.run.device,
+            tensor_model_parallel_size=tensor_model_parallel_size,
         )
         engine = get_engine(strategy)(spec)
         engine.initialize()
@@ -203,9 +212,15 @@ class ActorRolloutRefWorker(EngineWorker):
                 kind="causal_lm",
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
+                tensor_model_parallel_size=tensor_parallel_size(config.actor),
             )
         if self.is_ref:
-            self.reference = self.build_engine(config.actor.strategy, config.model, kind="causal_lm")
+            self.reference = self.build_engine(
+                config.actor.strategy,
+                config.model,
+                kind="causal_lm",
+                tensor_model_parallel_size=tensor_parallel_size(config.actor),
+            )
         if self.is_rollout:
             self.rollout = self._build_rollout()
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
@@ -310,13 +325,23 @@ class TrainingWorker(EngineWorker):
         else:
             config = self.config
             self.engine = self.build_engine(
-                config.strategy, config.model, kind="value", optim=config.optim, grad_clip=config.grad_clip
+                config.strategy,
+                config.model,
+                kind="value",
+                optim=config.optim,
+                grad_clip=config.grad_clip,
+                tensor_model_parallel_size=tensor_parallel_size(config),
             )
 
     def init_reward_model(self, config: RewardModelConfig) -> None:
         """Read the model and its tokenizer."""
         model = config.model
-        self.engine = self.build_engine(config.strategy, model, kind="sequence_classification")
+        self.engine = self.build_engine(
+            config.strategy,
+            model,
+            kind="sequence_classification",
+            tensor_model_parallel_size=tensor_parallel_size(config),
+        )
         policy, judge = (
             load_tokenizer(path, trust_remote_code=model.trust_remote_code)
             for path in (model.input_tokenizer, model.tokenizer_path or model.path)

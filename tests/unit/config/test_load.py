@@ -174,7 +174,7 @@ FOREIGN = [
     "actor_rollout_ref.actor.fsdp_config.param_offload",
     "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
     "actor_rollout_ref.ref.fsdp_config.param_offload",
-    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
     "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
     "critic.model.fsdp_config.param_offload",
     "actor_rollout_ref.rollout.mode",
@@ -189,7 +189,8 @@ FOREIGN = [
     "reward_model.model.fsdp_config.param_offload",
     "reward_model.reward_manager",
     "reward_model.sandbox_fusion.url",
-    "reward_model.megatron.tensor_model_parallel_size",
+    "reward_model.megatron.param_offload",
+    "critic.megatron.override_transformer_config.recompute_granularity",
     "data.image_key",
     "data.trust_remote_code",
 ]

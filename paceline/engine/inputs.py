@@ -82,7 +82,7 @@ def aligned_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device)
 
 
 def _needed(micro_batch: TensorDict, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens the model must see for what is asked, at least one of each row, and the places in their sequences."""
+    """Tokens that the model must see for what is asked, at least one of each row; and all places in their sequences."""
     attended = micro_batch["attention_mask"].bool()
     # What follows the last place that is asked for changes nothing.
     last = torch.full((len(attended),), -1).scatter_reduce(0, rows, columns, "amax")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -170,7 +169,9 @@ class MegatronEngine(OwnModelEngine):
                 parts.append(self._part(attention.k_layernorm.weight, (f"{prefix}self_attn.k_norm.weight",)))
             parts.append(self._part(attention.linear_proj.weight, (f"{prefix}self_attn.o_proj.weight",), dim=1))
             gate_and_up = (f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight")
-            parts.append(self._part(mlp.linear_fc1.weight, gate_and_up, 0, torch.cat, lambda fused: list(fused.chunk(2))))
+            parts.append(
+                self._part(mlp.linear_fc1.weight, gate_and_up, 0, torch.cat, lambda fused: list(fused.chunk(2)))
+            )
             parts.append(self._part(mlp.linear_fc2.weight, (f"{prefix}mlp.down_proj.weight",), dim=1))
         parts.append(self._part(gpt.decoder.final_layernorm.weight, ("model.norm.weight",)))
         if self.spec.kind == "causal_lm" and not config.tie_word_embeddings:
@@ -195,7 +196,7 @@ class MegatronEngine(OwnModelEngine):
 
         def to_hf(share: Tensor) -> list[Tensor]:
             if dim is None or count == 1:
-                return [piece.narrow(dim or 0, 0, length or len(piece)) for piece, length in zip(split(share), lengths)]
+                return split(share)
             whole = []
             for piece, length in zip(split(share), lengths, strict=True):
                 pieces = [torch.empty_like(piece, memory_format=torch.contiguous_format) for _ in range(count)]
@@ -282,11 +283,13 @@ def _cpu_stand_ins() -> Iterator[None]:
     Honest: buffers are put on the device where the model is, and the random state that is not swapped in would serve
     dropout alone, which is 0 in every model here. No arithmetic is replaced.
     """
-    with (
-        mock.patch.object(torch.cuda, "current_device", lambda: torch.device("cpu")),
-        mock.patch.object(CudaRNGStatesTracker, "fork", lambda self, *_: nullcontext()),
-    ):
+    current_device, fork = torch.cuda.current_device, CudaRNGStatesTracker.fork
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
+    CudaRNGStatesTracker.fork = lambda self, *_: nullcontext()
+    try:
         yield
+    finally:
+        torch.cuda.current_device, CudaRNGStatesTracker.fork = current_device, fork
 
 
 def _padded(tensor: Tensor, dim: int, count: int) -> Tensor:

@@ -3,8 +3,8 @@
 Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
 checkpoints in the common format, and the check at the start that its model says what Hugging Face's says.
 
-With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows to
-ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
+With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows
+to ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class OwnModelEngine(Engine):
                 yield alias, weight
 
     def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """What belongs to each parameter and has its shape, such as its gradient, by Hugging Face's names. Collective."""
+        """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
         for part in self.parts:
             yield from zip(part.names, part.to_hf(of(part.parameter)), strict=True)
 
@@ -117,8 +117,8 @@ class OwnModelEngine(Engine):
         training: dict[str, Any] | None = None
         if self.optimizer is not None:
             moments: dict[str, dict[str, Tensor]] = {name: {} for part in self.parts for name in part.names}
+            state = self.optimizer.state
             for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
-                state = self.optimizer.state
                 named = self.named_full(lambda parameter, key=key: state[parameter][key])
                 for name, value in _in_main_memory(named, keep).items():
                     moments[name][key] = value
@@ -233,7 +233,9 @@ class OwnModelEngine(Engine):
                 f"{self.world_size} ranks"
             )
         if problem:
-            raise ConfigError(f"strategy={self.strategy} can't hold {self.spec.model.path}: {problem}. Set strategy=fsdp2.")
+            raise ConfigError(
+                f"strategy={self.strategy} can't hold {self.spec.model.path}: {problem}. Set strategy=fsdp2."
+            )
         if self.spec.model.use_remove_padding:
             raise ConfigError(f"strategy={self.strategy} does not pack sequences: set model.use_remove_padding=False.")
 
@@ -242,8 +244,8 @@ class OwnModelEngine(Engine):
         names = [name for part in self.parts for name in part.names]
         if unknown := set(self._aliases).symmetric_difference(names):
             raise ConfigError(
-                f"strategy={self.strategy} can't hold {self.spec.model.path}: its model has no place for {min(unknown)}. "
-                "Set strategy=fsdp2."
+                f"strategy={self.strategy} can't hold {self.spec.model.path}: its model has no place for "
+                f"{min(unknown)}. Set strategy=fsdp2."
             )
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Log-probabilities and entropies of tokens where each rank of a group has the head's rows for a part of the vocabulary.
+"""Log-probabilities and entropies of tokens where each rank of a group has the head's rows of a part of the tokens.
 
 As `logprobs.hidden_log_probs_and_entropy`, with three numbers per token summed over the group instead of whole logits:
 no rank ever has the logits of another's part, nor more than a chunk of its own.

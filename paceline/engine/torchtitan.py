@@ -72,8 +72,8 @@ class TorchtitanEngine(OwnModelEngine):
     def _build(self) -> _Decoder:
         if titan_utils.device_type != self.spec.device:
             raise ConfigError(
-                f"strategy=torchtitan computes on {titan_utils.device_type} here, and trainer.device={self.spec.device}; "
-                f"set trainer.device={titan_utils.device_type}."
+                f"strategy=torchtitan computes on {titan_utils.device_type} here, not on trainer.device="
+                f"{self.spec.device}; set trainer.device={titan_utils.device_type}."
             )
         is_qwen = self.hf_model.config.model_type == "qwen3"
         self.titan_config = _model_config(self.hf_model.config, self.spec.kind)

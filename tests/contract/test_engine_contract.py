@@ -99,9 +99,7 @@ def models(backend: Backend, made: dict[str, Any], tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="module")
-def reference(
-    backend: Backend, models: Models, made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> Run:
+def reference(backend: Backend, models: Models, made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
     """What the others are compared with: one process without collectives, on the same type of model."""
     local = Backend("local", 1, model_type=backend.model_type)
     if str(local) not in made:
@@ -304,7 +302,9 @@ def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference:
 def test_what_a_backend_can_not_do_is_refused_with_what_to_set(run: Run) -> None:
     for seen in run.ranks:
         assert run.backend.packs or "set model.use_remove_padding=False" in seen["packed/refused"]
-        assert run.backend.recomputes or "set model.enable_gradient_checkpointing=False" in seen["checkpointing/refused"]
+        assert (
+            run.backend.recomputes or "set model.enable_gradient_checkpointing=False" in seen["checkpointing/refused"]
+        )
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import paceline
 from paceline.config.keys import walk_keys
 
+
 def test_every_key_is_read_by_code_that_acts_on_it():
     """Code reads `section.key` as an attribute, passes a key's name, or takes a section whole as keyword arguments.
 

@@ -54,9 +54,7 @@ def test_the_documented_backend_trains_like_local_and_goes_on_from_its_checkpoin
         assert scenarios.equal(moments, again["moments"][name])
 
 
-def test_a_model_that_says_something_else_than_hugging_face_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_model_that_says_something_else_than_hugging_face_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     engine_class: Any = get_engine("mine")
 
     class Wrong(engine_class):
@@ -64,7 +62,7 @@ def test_a_model_that_says_something_else_than_hugging_face_is_refused(
             super()._put_weights({name: -weight for name, weight in weights.items()})
 
     spec = replace(scenarios.SPEC, model=ModelConfig(path=str(folder)))
-    with pytest.raises(ConfigError, match="does not compute what .* means: log_probs of two short sequences differ"):
+    with pytest.raises(ConfigError, match=r"does not compute what .* means: \w+ of two short sequences differ"):
         Wrong(spec).initialize()
 
 

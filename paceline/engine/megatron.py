@@ -118,6 +118,11 @@ class MegatronEngine(OwnModelEngine):
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         """Gradients are summed over data-parallel ranks here; their norm counts what ranks have in common once."""
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        if self.tensor_parallel_group is not None:
+            # Each rank has the norms of queries and keys whole, and their gradients from its own heads.
+            for name, parameter in self.model.named_parameters():
+                if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
+                    dist.all_reduce(parameter.grad, group=self.tensor_parallel_group)
         squares = torch.zeros(2, device=self.device)
         for parameter in parameters:
             dist.all_reduce(parameter.grad, group=parallel_state.get_data_parallel_group())

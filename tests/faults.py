@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import torch.distributed
+
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch
 from paceline.trainer.main_ppo import TaskRunner
@@ -53,6 +55,22 @@ class FaultyCritic(TrainingWorker):
         self.saves += 1
         super().save_checkpoint(folder)
         strike("checkpoint", ready=self.saves == 2)
+
+
+class UnsavedActor(ActorRolloutRefWorker):
+    """Its first rank can't save, and the others wait for it."""
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        if self.rank == 0:
+            raise OSError("no space left")
+        torch.distributed.barrier()
+
+
+class UnsavedRunner(TaskRunner):
+    def add_actor_rollout_worker(self, config: Any) -> None:
+        super().add_actor_rollout_worker(config)
+        self.role_worker_mapping[Role.ActorRollout] = UnsavedActor
 
 
 class FaultyRunner(TaskRunner):

@@ -10,13 +10,13 @@ from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from tests.runs import as_omegaconf
 
 
-def build_in_process(config: dict[str, Any]) -> RayPPOTrainer:
+def build_in_process(config: dict[str, Any], task_runner_class: type[TaskRunner] = TaskRunner) -> RayPPOTrainer:
     """The trainer of a run, its workers in this process and ready."""
-    trainer = TaskRunner().build_trainer(complete_config(as_omegaconf(config)), InProcessWorkerGroup)
+    trainer = task_runner_class().build_trainer(complete_config(as_omegaconf(config)), InProcessWorkerGroup)
     trainer.init_workers()
     return trainer
 
 
-def train_in_process(config: dict[str, Any]) -> None:
+def train_in_process(config: dict[str, Any], task_runner_class: type[TaskRunner] = TaskRunner) -> None:
     """What `TaskRunner.run` does, without Ray."""
-    build_in_process(config).fit()
+    build_in_process(config, task_runner_class).fit()

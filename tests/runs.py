@@ -95,9 +95,9 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def results(run_dir: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl without what depends on the clock."""
-    clocks = ("timing_s/", "timing_per_token_ms/", "perf/")
+def results(run_dir: Path, *but: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what depends on the clock, and without names that begin as one of `but`."""
+    left_out = ("timing_s/", "timing_per_token_ms/", "perf/", *but)
     return [
-        {name: value for name, value in line.items() if not name.startswith(clocks)} for line in read_metrics(run_dir)
+        {name: value for name, value in line.items() if not name.startswith(left_out)} for line in read_metrics(run_dir)
     ]

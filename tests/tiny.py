@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Tokenizer
 
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<unk>"]
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -41,8 +42,7 @@ def make_tiny_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def make_tiny_model(
-    folder: str | Path,
+def build_tiny_model(
     hidden: int = 32,
     layers: int = 2,
     vocab: int | None = None,
@@ -51,14 +51,13 @@ def make_tiny_model(
     max_position_embeddings: int = 512,
     initializer_range: float = 0.02,
     model_type: str = "qwen2",
-) -> Path:
-    """Save a randomly initialised causal LM (float32, safetensors), Qwen2 unless told, and its tokenizer in `folder`.
+) -> PreTrainedModel:
+    """A randomly initialised causal LM in float32, Qwen2 unless told.
 
     `vocab` may exceed the tokenizer's size, as the embeddings of real models do; None takes the tokenizer's size.
     With the usual `initializer_range` all tokens are about as likely and attend to all others alike; 0.2 gives
     a model in which a wrong position or mask shows. The global random state is left as it was.
     """
-    folder = Path(folder)
     tokenizer = make_tiny_tokenizer()
     config = AutoConfig.for_model(
         model_type,
@@ -78,7 +77,11 @@ def make_tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+        return AutoModelForCausalLM.from_config(config)
+
+
+def make_tiny_model(folder: str | Path, **sizes: Any) -> Path:
+    """Save a model of `build_tiny_model` (safetensors) and its tokenizer in `folder`."""
+    build_tiny_model(**sizes).save_pretrained(folder)
+    make_tiny_tokenizer().save_pretrained(folder)
+    return Path(folder)

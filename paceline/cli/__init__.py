@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -9,9 +10,14 @@ from collections.abc import Sequence
 from paceline import __version__
 
 COMMANDS = {
-    "data": "prepare a public dataset for training: gsm8k, math, hellaswag, full_hh_rlhf",
     "quickstart": "make a tiny model and a task, and teach it with PPO: a few minutes on a CPU",
+    "doctor": "say what this machine can run, and how to get what it lacks",
+    "data": "prepare a public dataset for training: gsm8k, math, hellaswag, full_hh_rlhf",
+    "config": "look up keys of the configuration: type, default, meaning",
     "train": "run PPO as configured by key=value ...; the same as python -m paceline.trainer.main_ppo",
+    "export": "write the policy or the critic of a run as a Hugging Face folder, LoRA merged, and check it",
+    "report": "make a page of one run, or of several to compare them",
+    "rollout": "sample from a model or a checkpoint, and score the responses",
 }
 """Name of each subcommand, which is also its module's, and what it does. A module has `main(argv) -> exit code`."""
 
@@ -27,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"paceline {__version__}")
         return 0
     if name not in COMMANDS:
-        print(f"paceline has no command {name!r}.\n\n{_help()}", file=sys.stderr)
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        print(f"paceline has no command {name!r}.{hint}\n\n{_help()}", file=sys.stderr)
         return 2
     return importlib.import_module(f"paceline.cli.{name}").main(arguments[1:])
 

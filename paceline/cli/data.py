@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.parser import make_parser
+
 if TYPE_CHECKING:
     from paceline.data.sources import SplitReport
 
@@ -64,8 +66,9 @@ def table(name: str, reports: dict[str, SplitReport], seconds: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="paceline data", description="Prepare a public dataset: original files in, parquet files for training out."
+    examples = ("gsm8k --hub --output data/gsm8k", "math --input downloads/MATH --output data/math --on-error skip")
+    parser = make_parser(
+        "data", "Prepare a public dataset: original files in, parquet files for training out.", examples
     )
     datasets = parser.add_subparsers(dest="dataset", metavar="NAME", required=True)
     for name, what in DATASETS.items():

@@ -15,8 +15,8 @@ from paceline.config.actor_rollout_ref import (
     ValSamplingConfig,
 )
 from paceline.config.algorithm import AlgorithmConfig, FilterGroupsConfig, KLControlConfig
-from paceline.config.common import ModelConfig, OptimConfig
-from paceline.config.critic import CriticConfig
+from paceline.config.common import FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig, TrainedModelConfig
+from paceline.config.critic import CriticConfig, CriticModelConfig
 from paceline.config.data import DataConfig
 from paceline.config.reward import (
     CustomRewardConfig,
@@ -59,10 +59,13 @@ __all__ = [
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
     "CriticConfig",
+    "CriticModelConfig",
     "CustomRewardConfig",
     "DataConfig",
     "EngineKwargsConfig",
     "FilterGroupsConfig",
+    "FrozenFsdpConfig",
+    "FsdpConfig",
     "KLControlConfig",
     "ModelConfig",
     "OptimConfig",
@@ -79,6 +82,7 @@ __all__ = [
     "RolloutConfig",
     "SandboxConfig",
     "SourceWeights",
+    "TrainedModelConfig",
     "TrainerConfig",
     "TransferQueueConfig",
     "ValSamplingConfig",

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from paceline.config.common import KLKind, LossAggMode, ModelConfig, OptimConfig, TensorParallelConfig
+from paceline.config.common import (
+    FrozenFsdpConfig,
+    FsdpConfig,
+    KLKind,
+    LossAggMode,
+    OptimConfig,
+    TensorParallelConfig,
+    TrainedModelConfig,
+)
 
 
 @dataclass(frozen=True)
-class PolicyModelConfig(ModelConfig):
+class PolicyModelConfig(TrainedModelConfig):
     """The policy's model, whose tokenizer is that of the whole run."""
 
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer. null: beside the model."""
+    lora_rank: int = 0
+    """Rank of LoRA adapters, >= 0: only they are trained, and the reference is the model without them. 0: no LoRA, all
+    weights are trained."""
+    lora_alpha: float = 16
+    """Adapters are scaled by lora_alpha / lora_rank, > 0."""
+    target_modules: str | list[str] = "all-linear"
+    """Linear layers that get an adapter: all-linear (all but the head), a name such as q_proj, or a list of names."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,8 @@ class ActorConfig:
     """Largest global gradient norm, > 0."""
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Optimizer of the actor."""
+    fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+    """Where the actor is while others work."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +140,11 @@ class RolloutConfig:
     """Go on after the end-of-sequence token until data.max_response_length: for benchmarks."""
     max_num_seqs: int = 256
     """Responses decoded at the same time on a device, >= 1."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """Numbers of the forward pass. null: what the actor computes in."""
     tensor_model_parallel_size: int = 1
-    """Devices that share one rollout engine, >= 1. All engines take 1."""
+    """vllm: devices that share one engine, each with a part of every layer, >= 1. Divides the devices that generate on
+    a node, and the model's attention heads."""
     gpu_memory_utilization: float = 0.5
     """vllm: share of a device's memory for weights and cache, in (0, 1]. On a CPU the cache takes what max_num_seqs
     full-length responses need, at most this share of the free memory."""
@@ -160,6 +180,8 @@ class RefConfig:
     """At most log_prob_max_token_len_per_gpu tokens instead. null: actor.use_dynamic_bsz."""
     log_prob_max_token_len_per_gpu: int | None = None
     """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
+    fsdp_config: FrozenFsdpConfig = field(default_factory=FrozenFsdpConfig)
+    """Where the reference is while others work. With LoRA it is the actor's model, and the actor's setting holds."""
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ Runs before Ray starts. Every message begins with the key that it is about, and 
 
 from __future__ import annotations
 
-import glob
 import importlib.util
 import math
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,8 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import PPOConfig, RewardModelModelConfig, RolloutConfig, ValSamplingConfig
-from paceline.config.load import Config, is_local_path, read_config
-from paceline.config.pools import GLOBAL_POOL, device_pools
+from paceline.config.files import (
+    checkpoint_problems,
+    data_files,
+    model_problems,
+    parquet_footer,
+    parquet_problems,
+    reward_file_problems,
+    tokenizer_problems,
+    writable_problems,
+)
+from paceline.config.keys import known_keys
+from paceline.config.load import Config, read_config
+from paceline.config.pools import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools
 from paceline.config.reward import read_weights
 from paceline.config.unsupported import refused_choice
 from paceline.errors import ConfigError
@@ -45,6 +54,10 @@ class KnownNames:
     strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2", "torchtitan", "veomni", "megatron")
     rollouts: tuple[str, ...] = ("native", "vllm", "hf")
     loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
+
+
+LORA_STRATEGIES = ("local", "fsdp2")
+"""Those of KnownNames.strategies that train adapters."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +94,7 @@ _COUNT_OR_ALL = Range(1, also=-1)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
+_MODEL = "actor_rollout_ref.model"
 
 _BACKEND_PACKAGES = {"torchtitan": "torchtitan", "veomni": "veomni", "megatron": "megatron"}
 """Backends to what they import."""
@@ -115,6 +129,8 @@ RANGES: dict[str, Range] = {
     "data.seed": _NOT_NEGATIVE,
     "data.train_max_samples": _COUNT_OR_ALL,
     "data.val_max_samples": _COUNT_OR_ALL,
+    f"{_MODEL}.lora_rank": _NOT_NEGATIVE,
+    f"{_MODEL}.lora_alpha": _POSITIVE,
     f"{_ACTOR}.ppo_mini_batch_size": _COUNT,
     f"{_ACTOR}.ppo_micro_batch_size_per_gpu": _COUNT,
     f"{_ACTOR}.ppo_max_token_len_per_gpu": _COUNT,
@@ -163,6 +179,7 @@ RANGES: dict[str, Range] = {
     "reward_model.max_length": _COUNT,
     "reward_model.num_workers": _COUNT,
     "reward_model.max_retries": _COUNT,
+    "reward_model.timeout_seconds": _POSITIVE,
     "reward_model.sandbox.max_concurrent": _COUNT,
     "reward_model.sandbox.timeout_seconds": _POSITIVE,
     "reward_model.sandbox.retries": _NOT_NEGATIVE,
@@ -177,6 +194,7 @@ RANGES: dict[str, Range] = {
     "trainer.cpus_per_device": _NOT_NEGATIVE,
     "trainer.threads_per_worker": _COUNT,
     "trainer.placement.critic_devices": _COUNT,
+    "trainer.placement.rollout_devices": _COUNT,
     "trainer.total_epochs": _COUNT,
     "trainer.total_training_steps": _COUNT,
     "trainer.critic_warmup": _NOT_NEGATIVE,
@@ -186,6 +204,7 @@ RANGES: dict[str, Range] = {
     "trainer.max_actor_ckpt_to_keep": _COUNT,
     "trainer.max_critic_ckpt_to_keep": _COUNT,
     "trainer.log_train_samples": _NOT_NEGATIVE,
+    "trainer.keep_samples": _NOT_NEGATIVE,
     "trainer.log_val_generations": _NOT_NEGATIVE,
     "trainer.heartbeat_timeout_seconds": _POSITIVE,
     "trainer.max_restarts": _NOT_NEGATIVE,
@@ -206,7 +225,8 @@ def validate(config: Config, *, device: str | None = None, known: KnownNames | N
 def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
     """All problems of a complete configuration; none is an empty list.
 
-    `device` is what trainer.device=null stands for on this machine; `known` are the names that may be chosen.
+    `device` is what trainer.device=null stands for on this machine, None if nobody asked yet; `known` are the names
+    that may be chosen.
     """
     known = known or KnownNames()
     use_critic = cfg.algorithm.adv_estimator in known.critic_estimators
@@ -216,16 +236,57 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *out_of_range,
         *_check_data(cfg),
         *_check_models(cfg, use_critic),
+        *_check_lora(cfg),
         *_check_algorithm(cfg, known, use_critic),
         *_check_rewards(cfg),
         *_check_sampling(cfg),
-        *_check_run(cfg, device or cfg.trainer.device or "cpu"),
-        *_check_backends(cfg, use_critic, device or cfg.trainer.device or "cpu"),
+        *_check_run(cfg, device or cfg.trainer.device),
+        *_check_backends(cfg, use_critic, device or cfg.trainer.device),
     ]
     # Arithmetic on numbers that are out of range would only add confusion.
     if not out_of_range:
+        problems += _check_columns(cfg)
         problems += _check_batches_and_pools(cfg, use_critic)
     return problems
+
+
+_UNUSED_WITHOUT_REFERENCE = ("actor_rollout_ref.ref.",)
+_UNUSED_WITHOUT_CRITIC = ("critic.", "trainer.max_critic_ckpt_to_keep")
+_UNUSED_WITHOUT_REWARD_MODEL = (
+    "reward_model.model.",
+    "reward_model.strategy",
+    "reward_model.megatron.",
+    "reward_model.torchtitan.",
+    "reward_model.micro_batch_size_per_gpu",
+    "reward_model.use_dynamic_bsz",
+    "reward_model.forward_max_token_len_per_gpu",
+    "reward_model.max_length",
+)
+
+
+def unused_settings(cfg: PPOConfig, known: KnownNames | None = None) -> list[str]:
+    """Settings of roles that this run does not have, a sentence for each role.
+
+    They are no errors: launch scripts for several estimators share one list of overrides.
+    """
+    known = known or KnownNames()
+    has_critic = cfg.algorithm.adv_estimator in known.critic_estimators
+    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+    roles = (
+        (has_critic, _UNUSED_WITHOUT_CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
+        (has_reference, _UNUSED_WITHOUT_REFERENCE, "no KL term is on, so there is no reference"),
+        (cfg.reward_model.enable, _UNUSED_WITHOUT_REWARD_MODEL, "reward_model.enable=False"),
+    )
+    notes = []
+    for has_role, prefixes, reason in roles:
+        unused = [
+            f"{name}={_get(cfg, name)}"
+            for name, key in known_keys().items()
+            if name.startswith(prefixes) and not key.is_section and _get(cfg, name) != key.default
+        ]
+        if unused and not has_role:
+            notes.append(f"{', '.join(unused)}: not used, because {reason}.")
+    return notes
 
 
 def _about(problem: str) -> str:
@@ -290,9 +351,9 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     if not data.train_files:
         yield "data.train_files is not set; set it to a parquet file or a list of them."
-    for key, files in (("data.train_files", data.train_files), ("data.val_files", data.val_files)):
-        for file in [files] if isinstance(files, str) else files or []:
-            yield from _check_parquet(key, file)
+    for key in ("data.train_files", "data.val_files"):
+        for file in data_files(_get(cfg, key)):
+            yield from parquet_problems(key, file)
     for key in ("data.prompt_key", "data.reward_fn_key"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to the name of a column."
@@ -303,21 +364,26 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _check_parquet(key: str, file: str) -> Iterator[str]:
-    path = Path(file).expanduser()
-    if not path.exists() and (matches := glob.glob(str(path), recursive=True)):
-        for match in sorted(matches):
-            yield from _check_parquet(key, match)
-    elif not path.exists():
-        yield f"{key}: there is no file {file}. Set it to an existing parquet file."
-    elif not path.is_file():
-        yield f"{key}: {file} is a folder. Set it to parquet files, such as [{file}/train.parquet]."
-    elif not os.access(path, os.R_OK):
-        yield f"{key}: {file} can't be read by this user. Change its permissions or set another file."
-    else:
-        with path.open("rb") as stream:
-            if stream.read(4) != b"PAR1":
-                yield f"{key}: {file} is not a parquet file. Convert it, for example with pandas' to_parquet."
+def _check_columns(cfg: PPOConfig) -> Iterator[str]:
+    """What the footers of the data files say: no row, no prompts, less than a batch."""
+    data = cfg.data
+    for key in ("data.train_files", "data.val_files"):
+        footers = {file: footer for file in data_files(_get(cfg, key)) if (footer := parquet_footer(file))}
+        lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]
+        if lacking and data.prompt_key:
+            columns = footers[lacking[0]][1]
+            yield (
+                f"data.prompt_key={data.prompt_key}: {lacking[0]} has no such column. Set it to one of those that it "
+                f"has: {', '.join(columns)}."
+            )
+        rows = sum(rows for rows, _ in footers.values())
+        if footers and not rows:
+            yield f"{key}: there are no rows in {', '.join(footers)}. Set it to files that have some."
+        elif key == "data.train_files" and footers and data.drop_last and rows < data.train_batch_size:
+            yield (
+                f"data.drop_last=True leaves nothing to train on: {key} has {rows} rows, less than one batch of "
+                f"data.train_batch_size={data.train_batch_size}. Set data.drop_last=False or a smaller batch."
+            )
 
 
 def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
@@ -325,13 +391,42 @@ def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
     if model.path is None:
         yield "actor_rollout_ref.model.path is not set; set it to a folder of a Hugging Face model or a hub id."
     else:
-        yield from _check_model_path("actor_rollout_ref.model.path", model.path, needs_file="config.json")
+        problems = list(model_problems("actor_rollout_ref.model.path", model.path))
+        yield from problems
+        if not problems and model.tokenizer_path is None:
+            yield from tokenizer_problems("actor_rollout_ref.model.path", model.path)
     if model.tokenizer_path is not None:
-        yield from _check_model_path("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path, needs_file=None)
+        yield from tokenizer_problems("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path)
     if use_critic and cfg.critic.model.path is not None:
-        yield from _check_model_path("critic.model.path", cfg.critic.model.path, needs_file="config.json")
+        yield from model_problems("critic.model.path", cfg.critic.model.path)
     if cfg.reward_model.enable:
         yield from _check_reward_model(cfg.reward_model.model)
+
+
+def _check_lora(cfg: PPOConfig) -> Iterator[str]:
+    model, strategy = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.strategy
+    if model.lora_rank < 1:
+        return
+    if strategy in KnownNames.strategies and strategy not in LORA_STRATEGIES:
+        yield (
+            f"{_MODEL}.lora_rank={model.lora_rank} with {_ACTOR}.strategy={strategy}, which has no LoRA. Set "
+            f"{_ACTOR}.strategy to {' or '.join(LORA_STRATEGIES)}, or lora_rank to 0."
+        )
+    try:
+        actor_pool, generating = next(iter(device_pools(cfg.trainer))), rollout_pools(cfg.trainer)
+    except ConfigError:  # told elsewhere
+        actor_pool, generating = "", [""]
+    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
+    if has_reference and actor_pool not in generating:
+        yield (
+            f"{_MODEL}.lora_rank={model.lora_rank} with a KL term: actor and reference are one model, which "
+            f"also generates. Set trainer.placement.rollout_on=[{','.join([actor_pool, *generating])}]."
+        )
+    if not model.target_modules or not all(model.target_modules):
+        yield (
+            f"{_MODEL}.target_modules={model.target_modules!r} names no layers; set it to all-linear or to names such "
+            "as [q_proj, v_proj]."
+        )
 
 
 def _check_reward_model(model: RewardModelModelConfig) -> Iterator[str]:
@@ -341,21 +436,13 @@ def _check_reward_model(model: RewardModelModelConfig) -> Iterator[str]:
             "model or a hub id."
         )
     else:
-        yield from _check_model_path("reward_model.model.path", model.path, needs_file="config.json")
+        problems = list(model_problems("reward_model.model.path", model.path))
+        yield from problems
+        if not problems and model.tokenizer_path is None:
+            yield from tokenizer_problems("reward_model.model.path", model.path)
     for key, path in (("tokenizer_path", model.tokenizer_path), ("input_tokenizer", model.input_tokenizer)):
         if path is not None:
-            yield from _check_model_path(f"reward_model.model.{key}", path, needs_file=None)
-
-
-def _check_model_path(key: str, path: str, needs_file: str | None) -> Iterator[str]:
-    folder = Path(path).expanduser()
-    if not is_local_path(path):
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
-            yield f"{key}={path!r} is neither a folder nor a hub id; set it to a folder or to org/name."
-    elif not folder.is_dir():
-        yield f"{key}: there is no folder {path}. Set it to a folder of a Hugging Face model or a hub id."
-    elif needs_file and not (folder / needs_file).is_file():
-        yield f"{key}: {path} has no {needs_file}, so it is no Hugging Face model. Set it to a folder that has one."
+            yield from tokenizer_problems(f"reward_model.model.{key}", path)
 
 
 def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Iterator[str]:
@@ -385,10 +472,10 @@ def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Ite
 def _check_rewards(cfg: PPOConfig) -> Iterator[str]:
     rewards, sandbox = cfg.reward_model, cfg.reward_model.sandbox
     custom = cfg.custom_reward_function
-    if custom.path is not None and not Path(custom.path).expanduser().is_file():
-        yield f"custom_reward_function.path: there is no file {custom.path}. Set it to a Python file or to null."
     if not custom.name.isidentifier():
         yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+    elif custom.path is not None:
+        yield from reward_file_problems(custom.path, custom.name)
     if custom.reward_kwargs and custom.path is None:
         yield "custom_reward_function.reward_kwargs has no function to go to; set custom_reward_function.path."
     try:
@@ -428,14 +515,14 @@ def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
                 f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
             )
-    if rollout.name in KnownNames.rollouts and rollout.tensor_model_parallel_size > 1:
-        yield (
-            f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size} is not supported yet: the "
-            f"{rollout.name} rollout keeps a whole model on each device. Set it to 1."
-        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif rollout.name in KnownNames.rollouts:
+        if rollout.tensor_model_parallel_size > 1:
+            yield (
+                f"{_ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: the {rollout.name} "
+                f"rollout keeps a whole model on each device. Set it to 1, or {_ROLLOUT}.name=vllm."
+            )
         defaults = RolloutConfig()
         for field in _VLLM_KEYS:
             if getattr(rollout, field) != getattr(defaults, field):
@@ -477,7 +564,7 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
+def _check_run(cfg: PPOConfig, device: str | None) -> Iterator[str]:
     trainer = cfg.trainer
     if device == "cpu" and trainer.cpus_per_device == 0:
         yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
@@ -496,8 +583,8 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
     if trainer.resume_mode == "resume_path":
         if trainer.resume_from_path is None:
             yield "trainer.resume_from_path is not set, but trainer.resume_mode=resume_path; set it to a checkpoint."
-        elif not Path(trainer.resume_from_path).expanduser().is_dir():
-            yield f"trainer.resume_from_path: there is no folder {trainer.resume_from_path}. Set it to a checkpoint."
+        else:
+            yield from checkpoint_problems("trainer.resume_from_path", trainer.resume_from_path)
     elif trainer.resume_from_path is not None:
         yield (
             f"trainer.resume_from_path has no part in trainer.resume_mode={trainer.resume_mode}; set "
@@ -511,11 +598,9 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to a name."
-    if trainer.default_local_dir and Path(trainer.default_local_dir).expanduser().is_file():
-        yield f"trainer.default_local_dir: {trainer.default_local_dir} is a file. Set it to a folder."
-    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
-        if (folder := _get(cfg, key)) and Path(folder).expanduser().is_file():
-            yield f"{key}: {folder} is a file. Set it to a folder."
+    for key in ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        if folder := _get(cfg, key):
+            yield from writable_problems(key, folder)
     if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
         yield (
             f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
@@ -524,6 +609,8 @@ def _check_run(cfg: PPOConfig, device: str) -> Iterator[str]:
     timeline = cfg.ray_kwargs.timeline_json_file
     if timeline and Path(timeline).expanduser().is_dir():
         yield f"ray_kwargs.timeline_json_file: {timeline} is a folder. Set it to a file in it."
+    elif timeline:
+        yield from writable_problems("ray_kwargs.timeline_json_file", str(Path(timeline).parent))
 
 
 def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
@@ -536,26 +623,34 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
         if size > num_prompts:
             yield (
                 f"{key}={size} is more than data.train_batch_size={num_prompts}; both count prompts. "
-                f"Set {key} to {num_prompts} or one of its divisors."
+                f"Set {key} to {num_prompts} or one of its divisors. {_sizes(cfg, size)}"
             )
         elif num_prompts % size:
             yield (
                 f"{key}={size} does not divide data.train_batch_size={num_prompts}: the last mini-batch would be "
-                f"smaller than the others. Set {key} to a divisor, such as {_divisor_near(num_prompts, size)}."
+                f"smaller than the others. Set {key} to a divisor, such as {_divisor_near(num_prompts, size)}. "
+                f"{_sizes(cfg, size)}"
             )
     try:
-        pools = device_pools(cfg.trainer)
+        pools, generating = device_pools(cfg.trainer), rollout_pools(cfg.trainer)
     except ConfigError as error:
         yield from error.problems
         return
+    rollout = cfg.actor_rollout_ref.rollout
+    shared_by = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
+    for pool in generating:
+        if any(count % shared_by for count in pools[pool]):
+            yield (
+                f"{_ROLLOUT}.tensor_model_parallel_size={shared_by} does not divide the devices that {pool} has on a "
+                f"node, {pools[pool][0]}. Set it to a divisor."
+            )
     roles = [(_ACTOR, actor.strategy, actor.ppo_mini_batch_size, next(iter(pools)))]
+    critic_pool = CRITIC_POOL if CRITIC_POOL in pools else GLOBAL_POOL
     if use_critic:
-        roles.append(
-            ("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, list(pools)[-1])
-        )
+        roles.append(("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, critic_pool))
     strategies = [(section, strategy, pool) for section, strategy, _, pool in roles]
     if cfg.reward_model.enable:
-        strategies.append(("reward_model", cfg.reward_model.strategy, list(pools)[-1]))
+        strategies.append(("reward_model", cfg.reward_model.strategy, critic_pool))
     yield from _check_tensor_parallelism(cfg, strategies, pools)
     for section, strategy, pool in strategies:
         if strategy == "local" and sum(pools[pool]) > 1:
@@ -577,13 +672,24 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
             )
 
 
-def _check_backends(cfg: PPOConfig, use_critic: bool, device: str) -> Iterator[str]:
+def _sizes(cfg: PPOConfig, mini_batch: int) -> str:
+    """What the batch sizes come to, in one line; trainer.dry_run=True shows all of it once they fit."""
+    prompts, n = cfg.data.train_batch_size, cfg.actor_rollout_ref.rollout.n
+    return (
+        f"A step is {prompts:,} prompts x {_ROLLOUT}.n={n} = {prompts * n:,} responses, an optimizer step "
+        f"{mini_batch:,} x {n} = {mini_batch * n:,}."
+    )
+
+
+def _check_backends(cfg: PPOConfig, use_critic: bool, device: str | None) -> Iterator[str]:
     """What the backends of optional packages can't do."""
     sections = [_ACTOR, *(["critic"] if use_critic else []), *(["reward_model"] if cfg.reward_model.enable else [])]
     for section in sections:
         strategy = _get(cfg, f"{section}.strategy")
-        model = "actor_rollout_ref.model" if section == _ACTOR else f"{section}.model"
-        if strategy in _BACKEND_PACKAGES and importlib.util.find_spec(_BACKEND_PACKAGES[strategy]) is None:
+        model = _MODEL if section == _ACTOR else f"{section}.model"
+        if strategy not in _BACKEND_PACKAGES:
+            continue
+        if importlib.util.find_spec(_BACKEND_PACKAGES[strategy]) is None:
             yield (
                 f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
                 f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
@@ -594,7 +700,22 @@ def _check_backends(cfg: PPOConfig, use_critic: bool, device: str) -> Iterator[s
                 f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
                 f"False, or {section}.strategy to fsdp2 or veomni."
             )
-        if strategy == "megatron" and device == "cpu" and _get(cfg, f"{model}.enable_gradient_checkpointing"):
+        if _get(cfg, f"{model}.compute_dtype") != "float32":
+            yield (
+                f"{model}.compute_dtype={_get(cfg, f'{model}.compute_dtype')}: {section}.strategy={strategy} computes "
+                f"in float32. Set it to that, or {section}.strategy=fsdp2."
+            )
+        offload = [f"{section if section == _ACTOR else model}.fsdp_config."]
+        if section == _ACTOR and (cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward):
+            offload.append("actor_rollout_ref.ref.fsdp_config.")
+        for key in known_keys():
+            if key.startswith(tuple(offload)) and _get(cfg, key):
+                yield (
+                    f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
+                    f"{section}.strategy=fsdp2."
+                )
+        recomputes = section != "reward_model" and _get(cfg, f"{model}.enable_gradient_checkpointing")
+        if strategy == "megatron" and device == "cpu" and recomputes:
             yield (
                 f"{model}.enable_gradient_checkpointing=True: {section}.strategy=megatron does not recompute "
                 "activations on a CPU. Set it to False."

@@ -39,10 +39,34 @@ class ModelConfig:
     """Folder or hub id. For the critic, null takes the actor's."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Off unless you trust its author."""
-    enable_gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
     use_remove_padding: bool = False
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Numbers of forward and backward passes; weights and optimizer stay float32."""
+
+
+@dataclass(frozen=True)
+class TrainedModelConfig(ModelConfig):
+    """A model that is trained."""
+
+    enable_gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+
+@dataclass(frozen=True)
+class FrozenFsdpConfig:
+    """Where a model that is not trained is while others work."""
+
+    param_offload: bool = False
+    """Keep the weights in main memory between calls. On a CPU they are there anyway."""
+
+
+@dataclass(frozen=True)
+class FsdpConfig(FrozenFsdpConfig):
+    """Where a model and its optimizer are while others work, with local, fsdp and fsdp2."""
+
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in main memory between updates. On a CPU it is there anyway."""
 
 
 @dataclass(frozen=True)

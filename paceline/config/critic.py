@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.config.common import LossAggMode, ModelConfig, OptimConfig, TensorParallelConfig
+from paceline.config.common import FsdpConfig, LossAggMode, OptimConfig, TensorParallelConfig, TrainedModelConfig
+
+
+@dataclass(frozen=True)
+class CriticModelConfig(TrainedModelConfig):
+    """The backbone under the value head."""
+
+    fsdp_config: FsdpConfig = field(default_factory=FsdpConfig)
+    """Where it is while others work."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +25,7 @@ class CriticConfig:
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
-    model: ModelConfig = field(default_factory=ModelConfig)
+    model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: int | None = None
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1. null: the actor's."""
@@ -25,8 +33,9 @@ class CriticConfig:
     """Responses per device and forward/backward pass, >= 1."""
     forward_micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass when values are computed, >= 1."""
-    use_dynamic_bsz: bool = False
-    """Micro-batches of equal work, by tokens instead of responses, in the update and when values are computed."""
+    use_dynamic_bsz: bool | None = None
+    """Micro-batches of equal work, by tokens instead of responses, in the update and when values are computed. null:
+    the actor's."""
     ppo_max_token_len_per_gpu: int = 32768
     """Tokens per device and forward/backward pass then, >= 1; as the actor's."""
     forward_max_token_len_per_gpu: int | None = None

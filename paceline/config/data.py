@@ -45,6 +45,8 @@ class DataConfig:
     """Use only this many training prompts, >= 1, or -1: all."""
     val_max_samples: int = -1
     """Use only this many validation prompts, >= 1, or -1: all."""
+    accept_changed_files: bool = False
+    """Resume although training files are no longer those that the checkpoint was trained on: the epoch begins again."""
     cache_dir: str | None = None
     """Folder that keeps the token ids of prompts for later runs. null: the environment variable PACELINE_CACHE, or
     ~/.cache/paceline without it. Empty: no cache."""

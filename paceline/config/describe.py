@@ -52,18 +52,23 @@ python -m paceline.trainer.main_ppo data.train_files=train.parquet actor_rollout
 
 or give `run_ppo` an `OmegaConf.load(...)` of a yaml with any subset of them. `~` in paths is expanded, and relative
 paths start at the folder in which the run was started. Unknown keys, wrong types and contradictions are listed all
-together before anything starts; `trainer.dry_run=True` shows the derived batch sizes and the placement.
+together before anything starts; `trainer.dry_run=True` shows the derived batch sizes, the placement and an estimate of
+the memory.
 
 This page is written by `python -m paceline.config.describe markdown`.
 """
 
 _HELP_HEAD = """\
-{program}: PPO training of a language model.
+PPO training of a language model.
 
-Usage: python -m {program} key=value ...     (--cfg job shows the composed configuration, --hydra-help Hydra's flags)
+Usage: {command} key=value ...     (--cfg job shows the composed configuration, --hydra-help Hydra's flags)
 
 At least: data.train_files=train.parquet actor_rollout_ref.model.path=<folder or hub id>
-First look, without training: the same with trainer.dry_run=True
+
+examples:
+  {command} data.train_files=train.parquet actor_rollout_ref.model.path=model trainer.dry_run=True     only a look
+  {command} data.train_files=train.parquet actor_rollout_ref.model.path=model trainer.placement.name=split
+  paceline config clip                                                                     find a key
 
 Keys, with their defaults:
 """
@@ -104,19 +109,19 @@ def description(key: Key) -> str:
     return f"{doc} One of {', '.join(choices)}."
 
 
-def _type_name(hint: Any) -> str:
+def type_name(hint: Any) -> str:
     """A type as yaml users call it."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return " or ".join(_type_name(arg) for arg in args)
+        return " or ".join(type_name(arg) for arg in args)
     if origin is Literal:
         return "choice"
     if origin in (list, tuple):
-        return f"list of {_type_name(args[0])}"
+        return f"list of {type_name(args[0])}"
     return {str: "text", int: "int", float: "float", bool: "bool", type(None): "null", dict: "section"}[origin or hint]
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A default as yaml text on one line."""
     plain = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
@@ -135,7 +140,7 @@ def render_yaml() -> str:
         if depth == 0:
             lines.append("")
         lines += _wrap(description(key), indent + "# ")
-        lines.append(f"{indent}{key.field}:" if key.is_section else f"{indent}{key.field}: {_value(key.default)}")
+        lines.append(f"{indent}{key.field}:" if key.is_section else f"{indent}{key.field}: {value_text(key.default)}")
     return "\n".join(lines) + "\n"
 
 
@@ -157,17 +162,17 @@ def render_markdown() -> str:
         lines.append("| --- | --- | --- | --- |")
         for key in leaves:
             meaning = description(key).replace("|", "\\|")
-            lines.append(f"| `{key.name}` | {_type_name(key.hint)} | `{_value(key.default)}` | {meaning} |")
+            lines.append(f"| `{key.name}` | {type_name(key.hint)} | `{value_text(key.default)}` | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
-def render_help(program: str) -> str:
-    """What --help shows: how to start, then every key with its default and description."""
-    lines = [_HELP_HEAD.format(program=program).rstrip()]
+def render_help(command: str) -> str:
+    """What --help of a command that trains shows: how to start, then every key with its default and description."""
+    lines = [_HELP_HEAD.format(command=command).rstrip()]
     for key in walk_keys():
         if key.is_section:
             continue
-        lines.append(f"  {key.name}={_value(key.default)}")
+        lines.append(f"  {key.name}={value_text(key.default)}")
         lines += _wrap(description(key), " " * 6)
     return "\n".join(lines) + "\n"
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.config.common import ModelConfig, TensorParallelConfig
+from paceline.config.common import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -94,6 +94,8 @@ class RewardModelModelConfig(ModelConfig):
     """Folder or hub id of its tokenizer. null: beside the model."""
     input_tokenizer: str | None = None
     """Folder or hub id of the tokenizer that made the prompts and responses. null: the actor's."""
+    fsdp_config: FrozenFsdpConfig = field(default_factory=FrozenFsdpConfig)
+    """Where it is while others work."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,9 @@ class RewardModelConfig:
     """The model; its path is needed if enable is true."""
     micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass, >= 1."""
-    use_dynamic_bsz: bool = False
-    """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses."""
+    use_dynamic_bsz: bool | None = None
+    """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses. null:
+    the actor's."""
     forward_max_token_len_per_gpu: int = 32768
     """Tokens per device and forward pass then, >= 1, counted as for the actor."""
     max_length: int | None = None
@@ -130,6 +133,10 @@ class RewardModelConfig:
     fails."""
     max_retries: int = 3
     """Further attempts with on_error=retry, >= 1."""
+    timeout_seconds: float | None = 300.0
+    """Longest time of one call of your own reward function or scorer, > 0: of a response, or of a batch if it takes
+    batches. What takes longer is killed, and has failed. null: no limit; the function then runs in the reward process
+    itself, and not in one of its own."""
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
     """Where programs in responses run."""
     reward_kwargs: RewardKwargsConfig = field(default_factory=RewardKwargsConfig)

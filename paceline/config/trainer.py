@@ -16,6 +16,12 @@ class PlacementConfig:
     critic_devices: int | None = None
     """The share of critic_pool in split placement, >= 1: devices if nnodes is 1, else nodes. The rest is the
     actor's. null: half."""
+    rollout_devices: int | None = None
+    """Devices (nodes, if nnodes is more than 1) of rollout_pool, which does nothing but generate, >= 1; the other pools
+    share the rest. null: there is no such pool."""
+    rollout_on: list[str] | None = None
+    """Pools that generate, such as [actor_rollout_ref_pool,critic_pool]: the actor's and at most one more. They share
+    the responses by their devices. null: rollout_pool if there is one, else the actor's."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +79,16 @@ class TrainerConfig:
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
     """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
     list."""
+    live_view: bool | None = None
+    """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
+    a terminal."""
     log_train_samples: int = 1
     """Training responses shown with their scores in the log of every step, >= 0."""
     log_val_generations: int = 0
     """Validation responses shown in the log, in tensorboard and in wandb at every validation, >= 0."""
+    keep_samples: int = 4
+    """Responses of every step, and of every validation, kept with prompt and score in samples/<step>.jsonl of the run's
+    folder, >= 0. Long texts are cut."""
     rollout_data_dir: str | None = None
     """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
     validation_data_dir: str | None = None
@@ -92,7 +104,7 @@ class TrainerConfig:
     heartbeat_timeout_seconds: float = 120.0
     """A worker that was silent for so long counts as dead, > 0."""
     dry_run: bool = False
-    """Print the derived batch sizes and the placement, and stop."""
+    """Print the derived batch sizes, the placement and an estimate of the memory, and stop."""
 
 
 @dataclass(frozen=True)

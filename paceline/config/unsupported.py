@@ -9,7 +9,6 @@ from collections.abc import Iterable
 
 from paceline.config.keys import unknown_choice
 
-_OFFLOAD = "is not supported yet: parameters and optimizer stay on the device. Leave it out; fsdp2 shards them."
 _MEGATRON = "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size alone. Leave it out."
 _MEGATRON_KEYS = (
     "pipeline_model_parallel_size",
@@ -28,7 +27,6 @@ _MEGATRON_KEYS = (
     "override_ddp_config",
     "override_transformer_config",
 )
-_LORA = "is not supported yet: all weights are trained. Leave it out."
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -37,25 +35,18 @@ _MODEL = "actor_rollout_ref.model"
 _MEGATRON_SECTIONS = (_ACTOR, "critic", "reward_model")
 
 UNSUPPORTED_KEYS: dict[str, str] = {
-    f"{_ACTOR}.fsdp_config": _OFFLOAD,
     **{f"{section}.megatron.{key}": _MEGATRON for section in _MEGATRON_SECTIONS for key in _MEGATRON_KEYS},
     f"{_ACTOR}.ulysses_sequence_parallel_size": "is not supported yet: a sequence stays on one device. Leave it out.",
     f"{_ACTOR}.use_torch_compile": "is not supported yet: models run uncompiled. Leave it out.",
     f"{_MODEL}.use_fused_kernels": "is not supported yet. Leave it out.",
-    f"{_MODEL}.lora_rank": _LORA,
-    f"{_MODEL}.lora_alpha": _LORA,
-    f"{_MODEL}.target_modules": _LORA,
     f"{_ROLLOUT}.mode": "is not supported yet: rollouts are synchronous. Leave it out.",
-    f"{_REF}.fsdp_config": _OFFLOAD,
     f"{_REF}.megatron": f"has another place here: the reference has the actor's backend. Set {_ACTOR}.megatron.",
     "actor_rollout_ref.nccl_timeout": "is not supported: set trainer.heartbeat_timeout_seconds, which watches workers.",
-    "critic.model.fsdp_config": _OFFLOAD,
     "reward_model.reward_manager": "is not supported yet: there is one manager. Set custom_reward_function.path to a "
     "function for one response or for a batch, async or not, with custom_reward_function.reward_kwargs; for dapo, set "
     "reward_model.reward_kwargs.overlong_buffer_cfg.",
     "reward_model.sandbox_fusion": "has another place here: set reward_model.sandbox.url, max_concurrent and "
     "memory_limit_mb.",
-    "reward_model.model.fsdp_config": _OFFLOAD,
     "data.image_key": "is not supported yet: prompts are text. Leave it out.",
     "data.trust_remote_code": f"has another place here: set {_MODEL}.trust_remote_code.",
 }

@@ -15,6 +15,9 @@ from paceline.engine.model import ModelKind
 
 logger = logging.getLogger(__name__)
 
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.02}
+"""How far log-probs that should be equal may differ, as a share of the largest, by what the model computes in."""
+
 
 class AnswerModel(nn.Module):
     """Holds a model, and gives the engine's columns for it.
@@ -67,18 +70,18 @@ def _scales_logits(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def settle_head(answers: AnswerModel, root: nn.Module, call: ModelCall) -> None:
+def settle_head(answers: AnswerModel, root: nn.Module, call: ModelCall, rounding: float) -> None:
     """Compare both ways to log-probs on `call`, and keep to the model's own logits if they differ. Collective.
 
-    `root` is what is called: `answers`, or what a backend wrapped around it.
+    `root` is what is called: `answers`, or what a backend wrapped around it. `rounding` is one of ROUNDING.
     """
     if not answers.head_apart:
         return
     apart = root(call, 1.0)["log_probs"]
     answers.head_apart = False
     own = root(call, 1.0)["log_probs"]
-    rounding = 1e-5 * own.abs().max()
-    answers.head_apart = bool((apart - own).abs().max() <= 0.01 * (own.max() - own.min()) + rounding)
+    allowed = 0.01 * (own.max() - own.min()) + rounding * own.abs().max()
+    answers.head_apart = bool((apart - own).abs().max() <= allowed)
     if not answers.head_apart:
         logger.warning(
             "the logits of %s are not its head's output: they are made for a whole micro-batch at a time.",

@@ -10,9 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 from tensordict import TensorDict
@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from paceline.engine.answers import AnswerModel, settle_head
+from paceline.engine.answers import ROUNDING, AnswerModel, settle_head
 from paceline.engine.checkpoint import (
     Snapshot,
     TrainingState,
@@ -32,17 +32,20 @@ from paceline.engine.checkpoint import (
     write_snapshot,
 )
 from paceline.engine.inputs import packed_call, padded_call, two_sequences
+from paceline.engine.lora import adapter_off, add_adapter
 from paceline.engine.microbatch import split_micro_batches
 from paceline.engine.model import build_model
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
 from paceline.engine.packed_attention import check_packing, packed_attention
 from paceline.engine.spec import EngineSpec, LossFn
-from paceline.errors import NonFiniteError
+from paceline.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto
 
 T = TypeVar("T")
+Part = Literal["parameters", "optimizer"]
+"""What is moved between the device and main memory."""
 
 
 class Engine(ABC):
@@ -57,24 +60,45 @@ class Engine(ABC):
     root: nn.Module
     """What is called: an AnswerModel around `model`, or what the backend wraps around that."""
     optimizer: AdamW | None = None
+    takes_lora: ClassVar[bool] = False
+    """Whether this backend trains adapters."""
+    takes_bfloat16: ClassVar[bool] = True
+    """Whether `_precision`, or the backend itself, computes in `compute_dtype`."""
+    takes_offload: ClassVar[bool] = True
+    """Whether `_move` can take away what this backend holds."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        if spec.lora is not None and not self.takes_lora:
+            raise ConfigError(f"{type(self).__name__} has no LoRA; set strategy=local or fsdp2, or model.lora_rank=0.")
+        if spec.model.compute_dtype != "float32" and not self.takes_bfloat16:
+            raise ConfigError(f"{type(self).__name__} computes in float32; set model.compute_dtype=float32.")
+        if (spec.param_offload or spec.optimizer_offload) and not self.takes_offload:
+            raise ConfigError(
+                f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
+                "fsdp_config."
+            )
         self.spec = spec
         self.device = torch.device(spec.device)
         self.num_steps = 0
         self._learning_rate: LearningRate | None = None
         self._packs = False
+        self._away: set[Part] = set()
+        """What is in main memory now and is brought to the device for calls."""
 
     def initialize(self) -> None:
         """Read the model and make the optimizer. A head that the weights lack is drawn from rank 0's random state."""
         if self.spec.optim is not None:
             self._learning_rate = make_schedule(self.spec.optim, self.spec.total_optimizer_steps)
         self.model = self._build_model()
+        if self.spec.lora is not None:
+            add_adapter(self.model, self.spec.lora, self.spec.model.path)
         answers = AnswerModel(self.model, self.spec.kind)
         self.root = self._distribute(answers)
         self._check_model(answers)
         if self.spec.optim is not None:
             self.optimizer = make_optimizer(self.model.parameters(), self.spec.optim)
+        offload: dict[Part, bool] = {"parameters": self.spec.param_offload, "optimizer": self.spec.optimizer_offload}
+        self._put_away({part for part, wanted in offload.items() if wanted})
 
     def train_batch(
         self,
@@ -97,8 +121,7 @@ class Engine(ABC):
         if optimizer is None or learning_rate is None:
             raise RuntimeError("this engine has no optimizer; give its EngineSpec an `optim` to train.")
         sums: dict[str, list[Tensor]] = defaultdict(list)
-        self.model.train()
-        try:
+        with self._training(optimizer):
             with self._attention():
                 for rows in self._micro_batches(data, micro_batch_size, max_tokens):
                     if rows is None:
@@ -115,9 +138,6 @@ class Engine(ABC):
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
-        finally:
-            optimizer.zero_grad(set_to_none=True)
-            self.model.eval()
         self.num_steps += 1
         return {**metrics, "grad_norm": grad_norm, "lr": lr}
 
@@ -138,7 +158,7 @@ class Engine(ABC):
         """
         parts: dict[str, list[Tensor]] = defaultdict(list)
         order: list[Tensor] = []
-        with self._attention():
+        with self.on_device(), self._attention():
             for rows in self._micro_batches(data, micro_batch_size, max_tokens):
                 if rows is None:
                     self._forward_idle()
@@ -146,26 +166,32 @@ class Engine(ABC):
                 order.append(rows)
                 for name, value in self._forward(data.batch[rows], temperature).items():
                     parts[name].append(value.cpu())
-        self._after_inference()
+            self._after_inference()
         places = torch.cat(order).argsort()
         return {name: torch.cat(values)[places] for name, values in parts.items()}
 
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Every entry of the Hugging Face model's state dict, whole, tied ones under each of their names.
 
+        With LoRA the adapters are merged into the weights: it is the state dict of the model as it answers.
         One tensor at a time is gathered, so a rank never holds more than its shares and the largest tensor. Every rank
         must iterate to the end. Tensors may be the live parameters: copy what must outlast the next step.
         """
-        return named_full_tensors(self.root)
+        with self.on_device():
+            yield from named_full_tensors(self._training_state())
 
     def save(self, folder: str | Path) -> None:
-        """Write the weights as a Hugging Face folder and, if this engine trains, the optimizer's state beside them."""
+        """Write the weights as a Hugging Face folder and, if this engine trains, the optimizer's state beside them.
+
+        With LoRA, the adapter alone in peft's format in place of the weights.
+        """
         self.write(self.snapshot(), folder)
         self._gather(None)  # No rank returns before rank 0 has written.
 
     def snapshot(self) -> Snapshot:
         """A copy of what `save` writes, in the main memory of rank 0. Later steps don't change it."""
-        return take_snapshot(self._training_state(), rank=self.rank)
+        with self.on_device(optimizer=True):
+            return take_snapshot(self._training_state(), rank=self.rank)
 
     def write(self, snapshot: Snapshot, folder: str | Path) -> None:
         """The slow half of `save`. Not collective, and may run in a thread while the engine trains on."""
@@ -176,29 +202,63 @@ class Engine(ABC):
 
         Learning rate and the other hyperparameters are those of this engine's spec.
         """
-        self.num_steps = load_training_state(
-            Path(folder),
-            self._training_state(),
-            model=self.spec.model,
-            kind=self.spec.kind,
-            rank=self.rank,
-            gather=self._gather,
-        )
+        with self.on_device(optimizer=True):
+            self.num_steps = load_training_state(
+                Path(folder),
+                self._training_state(),
+                model=self.spec.model,
+                kind=self.spec.kind,
+                rank=self.rank,
+                gather=self._gather,
+            )
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Within this context the model answers as before LoRA: for inference with the reference."""
+        return adapter_off(self.model) if self.spec.lora is not None else nullcontext()
+
+    @contextmanager
+    def on_device(self, *, optimizer: bool = False) -> Iterator[None]:
+        """Within this context the parameters (and the optimizer's state) are on the device, whatever is offloaded.
+
+        Every call of an engine does this for itself. Around several calls, they move once.
+        """
+        needed: set[Part] = {"parameters", "optimizer"} if optimizer else {"parameters"}
+        brought = self._away & needed
+        for part in sorted(brought):
+            self._move(part, self.device.type)
+        self._away -= brought
+        try:
+            yield
+        finally:
+            self._put_away(brought)
 
     def to(self, device: str) -> None:
-        """Move the model and the optimizer's state, as to make room for another role."""
-        self._move_parameters(device)
-        if self.optimizer is not None:
-            for state in self.optimizer.state.values():
-                for name, value in state.items():
-                    if value.dim() > 0:  # AdamW keeps its step counts in main memory.
-                        state[name] = value.to(device)
+        """Change the device that calls run on, and move what is not offloaded there."""
+        parts: set[Part] = {"parameters", "optimizer"}
+        for part in sorted(parts - self._away):
+            self._move(part, device)
         self.device = torch.device(device)
 
     @property
     def module(self) -> PreTrainedModel | None:
         """The whole model, when this process holds it and a rollout may use it as it is."""
         return None
+
+    def _put_away(self, parts: set[Part]) -> None:
+        for part in sorted(parts):
+            self._move(part, "cpu")
+        self._away |= parts
+        if parts and self.device.type != "cpu":
+            torch.accelerator.empty_cache()  # else the memory would be this process's still
+
+    def _move(self, part: Part, device: str) -> None:
+        if part == "parameters":
+            self._move_parameters(device)
+        elif self.optimizer is not None:
+            for state in self.optimizer.state.values():
+                for name, value in state.items():
+                    if value.dim() > 0:  # AdamW keeps its step counts in main memory.
+                        state[name] = value.to(device)
 
     # What a backend defines.
 
@@ -233,11 +293,32 @@ class Engine(ABC):
     def _move_parameters(self, device: str) -> None:
         self.root.to(device)
 
+    def _precision(self) -> AbstractContextManager[None]:
+        """Forward passes are made in this context, which has them compute in `compute_dtype`."""
+        dtype = self.compute_dtype
+        return torch.autocast(self.device.type, dtype) if dtype != torch.float32 else nullcontext()
+
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         """Clip all gradients; gives their global norm before that."""
         return clip_grad_norm_(self.model.parameters(), max_norm)
 
     # Shared steps.
+
+    @contextmanager
+    def _training(self, optimizer: AdamW) -> Iterator[None]:
+        """In training mode and on the device; no gradients are left behind."""
+        with self.on_device(optimizer=True):
+            self.model.train()
+            try:
+                yield
+            finally:
+                optimizer.zero_grad(set_to_none=True)
+                self.model.eval()
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Numbers of forward and backward passes. What the model says is float32."""
+        return getattr(torch, self.spec.model.compute_dtype)
 
     def _training_state(self) -> TrainingState:
         return TrainingState(self.model, self.root, self.optimizer, self.num_steps)
@@ -245,9 +326,11 @@ class Engine(ABC):
     @torch.no_grad()
     def _check_model(self, answers: AnswerModel) -> None:
         """What can't be known of a model without calling it."""
-        settle_head(answers, self.root, padded_call(two_sequences(), self.spec.kind, self.device))
+        rounding = ROUNDING[self.compute_dtype]
+        with self._precision():
+            settle_head(answers, self.root, padded_call(two_sequences(), self.spec.kind, self.device), rounding)
         if self.spec.model.use_remove_padding:
-            check_packing(self.model, self._answer)
+            check_packing(self.model, self._answer, rounding)
             self._packs = True
         self._after_inference()
 
@@ -266,7 +349,8 @@ class Engine(ABC):
 
     def _answer(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
         make_call = packed_call if packed else padded_call
-        return self.root(make_call(micro_batch, self.spec.kind, self.device), temperature)
+        with self._precision():
+            return self.root(make_call(micro_batch, self.spec.kind, self.device), temperature)
 
     def _micro_batches(self, data: DataProto, size: int | None, max_tokens: int | None) -> list[Tensor | None]:
         mask = data.batch["attention_mask"]

@@ -3,6 +3,10 @@
     folder/config.json, model.safetensors   a Hugging Face model: `from_pretrained(folder)` reads it
     folder/optimizer.pt                     AdamW's moments by parameter name, and the number of steps
 
+or, with LoRA, in place of the model
+
+    folder/adapter_config.json, adapter_model.safetensors   the adapter alone, as peft writes it
+
 Rank 0 reads and writes whole tensors; nothing is unpickled (`weights_only`).
 """
 
@@ -28,6 +32,14 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from paceline.config import ModelConfig
+from paceline.engine.lora import (
+    ADAPTER_CONFIG,
+    adapter_tensors,
+    has_adapter,
+    merged_tensors,
+    read_adapter,
+    write_adapter,
+)
 from paceline.engine.model import ModelKind, quiet_transformers, read_model
 from paceline.errors import CheckpointError
 
@@ -57,13 +69,16 @@ class Snapshot:
     model: PreTrainedModel
     """For its configuration; the live weights are not read."""
     weights: dict[str, torch.Tensor]
+    """The model's or, with LoRA, the adapter's."""
     training: dict[str, Any] | None
     """The optimizer's moments by parameter name, and the number of steps; None if the engine does not train."""
 
 
 def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
     """Copy a training state into the main memory of rank 0. Collective."""
-    weights = _in_main_memory(named_full_tensors(state.root), keep=rank == 0)
+    with_adapter = has_adapter(state.model)
+    tensors = adapter_tensors(_state_dict(state.root), full_tensor) if with_adapter else named_full_tensors(state)
+    weights = _in_main_memory(tensors, keep=rank == 0)
     training: dict[str, Any] | None = None
     if state.optimizer is not None:
         # An optimizer that made no step has no moments, and asking for them would count as a step.
@@ -76,7 +91,7 @@ def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
     if rank != 0:
         return Snapshot(rank, state.model, {}, None)
     # Gathered tensors no longer share memory, by which transformers would know a tied weight. It ties them on reading.
-    for name in _tied_duplicates(state.model):
+    for name in () if with_adapter else _tied_duplicates(state.model):
         weights.pop(name)
     return Snapshot(rank, state.model, weights, training)
 
@@ -89,8 +104,11 @@ def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
     if snapshot.rank != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet_transformers():
-        snapshot.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
+    if has_adapter(snapshot.model):
+        write_adapter(snapshot.model, snapshot.weights, folder)
+    else:
+        with quiet_transformers():
+            snapshot.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
     if snapshot.training is not None:
         torch.save(snapshot.training, folder / OPTIMIZER_FILE)
     for path in [*folder.iterdir(), folder]:
@@ -115,7 +133,8 @@ def read_training_state(
     failure = None
     if rank == 0:
         try:
-            weights = _read_weights(folder, model, kind)
+            with_adapter = has_adapter(state.model)
+            weights = read_adapter(folder, state.model) if with_adapter else _read_weights(folder, model, kind)
             training = _read_training(folder, state) if state.optimizer is not None else {}
         except Exception as error:
             failure = f"{folder} can't be loaded: {error}"
@@ -137,7 +156,7 @@ def load_training_state(
     """Put what `folder` holds into the model and optimizer of `state`; gives the number of steps made. Collective."""
     weights, training, num_steps = read_training_state(folder, state, model=model, kind=kind, rank=rank, gather=gather)
     sharded = len(gather(None)) > 1
-    set_weights(state.root, weights, from_rank0=sharded)
+    set_weights(state.root, weights, from_rank0=sharded, partial=has_adapter(state.model))
     if state.optimizer is None:
         return num_steps
     if num_steps == 0:
@@ -152,6 +171,8 @@ def load_training_state(
 
 
 def _read_weights(folder: Path, model: ModelConfig, kind: ModelKind) -> dict[str, Any]:
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise CheckpointError("it holds a LoRA adapter alone. Set model.lora_rank to that of the run that saved it.")
     saved, missing = read_model(replace(model, path=str(folder)), kind)
     if missing:
         raise CheckpointError(f"its weights lack {', '.join(sorted(missing))}.")
@@ -172,10 +193,17 @@ def _read_training(folder: Path, state: TrainingState) -> dict[str, Any]:
     return training
 
 
-def named_full_tensors(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def named_full_tensors(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
     """The model's state dict by Hugging Face's names, each tensor whole. One at a time is gathered; collective."""
-    for name, value in get_model_state_dict(root).items():
-        yield _hf_name(name), full_tensor(value.detach())
+    tensors = _state_dict(state.root)
+    if has_adapter(state.model):
+        return merged_tensors(state.model, tensors, full_tensor)
+    return ((name, full_tensor(value)) for name, value in tensors.items())
+
+
+def _state_dict(root: nn.Module) -> dict[str, torch.Tensor]:
+    """The model's state dict as the backend holds it."""
+    return {_hf_name(name): value.detach() for name, value in get_model_state_dict(root).items()}
 
 
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
@@ -183,9 +211,12 @@ def full_tensor(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def set_weights(root: nn.Module, weights: dict[str, Any], *, from_rank0: bool) -> None:
-    """Put a Hugging Face state dict into the model under `root`. With `from_rank0`, only rank 0 need have it."""
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=from_rank0)
+def set_weights(root: nn.Module, weights: dict[str, Any], *, from_rank0: bool, partial: bool = False) -> None:
+    """Put a Hugging Face state dict into the model under `root`. With `from_rank0`, only rank 0 need have it.
+
+    With `partial`, what it lacks stays as it is.
+    """
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=from_rank0, strict=not partial)
     set_model_state_dict(root, _root_names(weights), options=options)
 
 

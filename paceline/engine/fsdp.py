@@ -5,13 +5,20 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
@@ -66,6 +73,10 @@ class ShardedEngine(Engine):
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
         """`answers` with parameters in shares, gathered for each of `layers` and for the rest around their calls."""
 
+    def _precision(self) -> AbstractContextManager[None]:
+        """FSDP itself casts what it gathers: autocast would keep a copy of all weights until the backward pass."""
+        return nullcontext()
+
     @property
     def rank(self) -> int:
         return dist.get_rank()
@@ -82,9 +93,12 @@ class ShardedEngine(Engine):
 class Fsdp2Engine(ShardedEngine):
     """`fully_shard`: parameters are DTensors."""
 
+    takes_lora = True
+
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
+        precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         for module in (*layers, answers):
-            fully_shard(module, mesh=mesh)
+            fully_shard(module, mesh=mesh, mp_policy=precision)
         sum_gradients(answers)
         return answers
 
@@ -105,6 +119,7 @@ class FsdpEngine(ShardedEngine):
             device_id=torch.device(self.spec.device),
             device_mesh=mesh,
             use_orig_params=True,
+            mixed_precision=MixedPrecision(param_dtype=self.compute_dtype, reduce_dtype=torch.float32),
         )
         if self.world_size > 1:
             # FSDP1 would divide by the number of ranks.

@@ -47,7 +47,7 @@ class MegatronEngine(OwnModelEngine):
 
     def _build(self) -> _Decoder:
         on_cpu = self.spec.device == "cpu"
-        if on_cpu and self.spec.model.enable_gradient_checkpointing:
+        if on_cpu and self._recomputes:
             raise ConfigError(
                 "strategy=megatron does not recompute activations on a CPU: set "
                 "model.enable_gradient_checkpointing=False."
@@ -99,7 +99,7 @@ class MegatronEngine(OwnModelEngine):
             masked_softmax_fusion=False,
             bias_dropout_fusion=False,
             gradient_accumulation_fusion=False,
-            **(recompute if self.spec.model.enable_gradient_checkpointing else {}),
+            **(recompute if self._recomputes else {}),
         )
 
     def _make_optimizer(self, config: OptimConfig) -> Optimizer:

@@ -7,6 +7,7 @@ rollout, in the update and in every micro-batch.
 from __future__ import annotations
 
 import logging
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ from transformers import (
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import logging as transformers_logging
 
-from paceline.config import ModelConfig
+from paceline.config import ModelConfig, TrainedModelConfig
 from paceline.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def _prepare(built: PreTrainedModel, model: ModelConfig, kind: ModelKind, *, tra
                 "sequence classification needs a decoder model."
             )
         built.forward = types.MethodType(_score_every_token, built)
-    if train and model.enable_gradient_checkpointing:
+    if train and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing:
         # There is no dropout whose random state would have to be replayed.
         built.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
     built.requires_grad_(train)
@@ -177,16 +178,31 @@ def _check_missing(built: PreTrainedModel, path: str, kind: ModelKind, missing: 
         logger.info("%s has no %s: drawn from the random state of this process.", path, ", ".join(sorted(head)))
 
 
+class _Quiet:
+    """Threads within `quiet_transformers`; the first switches transformers' output off, the last back on."""
+
+    lock = threading.Lock()
+    depth = 0
+    verbosity = 0
+    progress_bars = False
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars, and no reports about heads that are meant to be new."""
-    verbosity = transformers_logging.get_verbosity()
-    progress_bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
+    """No progress bars, and no reports about heads that are meant to be new. For any number of threads."""
+    with _Quiet.lock:
+        if _Quiet.depth == 0:
+            _Quiet.verbosity = transformers_logging.get_verbosity()
+            _Quiet.progress_bars = transformers_logging.is_progress_bar_enabled()
+            transformers_logging.set_verbosity_error()
+            transformers_logging.disable_progress_bar()
+        _Quiet.depth += 1
     try:
         yield
     finally:
-        transformers_logging.set_verbosity(verbosity)
-        if progress_bars:
-            transformers_logging.enable_progress_bar()
+        with _Quiet.lock:
+            _Quiet.depth -= 1
+            if _Quiet.depth == 0:
+                transformers_logging.set_verbosity(_Quiet.verbosity)
+                if _Quiet.progress_bars:
+                    transformers_logging.enable_progress_bar()

@@ -21,7 +21,7 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from paceline.config import OptimConfig
+from paceline.config import OptimConfig, TrainedModelConfig
 from paceline.engine.answers import AnswerModel
 from paceline.engine.base import Engine
 from paceline.engine.checkpoint import Snapshot, TrainingState, read_training_state
@@ -50,6 +50,8 @@ class Part:
 class OwnModelEngine(Engine):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
+    takes_bfloat16 = False
+    takes_offload = False
     strategy: str
     """The name that it is registered under."""
     model_types: tuple[str, ...]
@@ -163,6 +165,15 @@ class OwnModelEngine(Engine):
     @property
     def tensor_parallel_size(self) -> int:
         return self.spec.tensor_model_parallel_size
+
+    @property
+    def _recomputes(self) -> bool:
+        model = self.spec.model
+        return (
+            self.spec.optim is not None
+            and isinstance(model, TrainedModelConfig)
+            and model.enable_gradient_checkpointing
+        )
 
     def _gather(self, value: T) -> list[T]:
         return gather_objects(value)

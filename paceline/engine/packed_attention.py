@@ -60,14 +60,14 @@ def packed_attention(model: PreTrainedModel) -> Iterator[None]:
         model.config._attn_implementation = before
 
 
-def check_packing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]]) -> None:
+def check_packing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], rounding: float) -> None:
     """Raise ConfigError unless two sequences in one row give what each gives alone.
 
     `answer(micro_batch, packed=...)` gives columns (asked,); it is collective where the model is. The yardstick is how
     much the first token of a sequence changes what the model says of that sequence later on: a sequence that saw the
-    other would change about as much.
+    other would change about as much. `rounding` is the relative error of an answer.
     """
-    problem = _unknown_layers(model) or _mixing(model, answer)
+    problem = _unknown_layers(model) or _mixing(model, answer, rounding)
     if problem:
         raise ConfigError(
             f"model.use_remove_padding=True: {type(model).__name__} can't keep packed sequences apart: {problem}. "
@@ -80,7 +80,7 @@ def _unknown_layers(model: PreTrainedModel) -> str:
     return f"it has layers that are neither full nor sliding attention: {', '.join(sorted(layers))}" if layers else ""
 
 
-def _mixing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]]) -> str:
+def _mixing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], rounding: float) -> str:
     batch = two_sequences()
     changed = batch.clone()
     changed["input_ids"][0, 0] = 0
@@ -92,8 +92,7 @@ def _mixing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]]) ->
     # As many answers are asked of one sequence as of the other.
     seen, crossed = (after - before).abs().view(2, -1).amax(dim=1).tolist()
     error = float((before - _first(answer(batch, packed=False))).abs().max())
-    rounding = 100 * torch.finfo(before.dtype).eps * float(before.abs().max())
-    if crossed <= 0.01 * seen and error <= 0.01 * seen + rounding:
+    if crossed <= 0.01 * seen and error <= 0.01 * seen + rounding * float(before.abs().max()):
         return ""
     return f"a change of one changes what it says of the other by {crossed:.1g}, and packing by {error:.1g}"
 

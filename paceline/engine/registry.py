@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import TypeVar
 
-from paceline.algorithms.registry import unknown_choice
+from paceline.algorithms.registry import Registry
 from paceline.engine.base import Engine
-from paceline.errors import ConfigError
 
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
 
-# Imported on first use: a backend may need a heavy or optional package.
-_BUILTIN_MODULES = {
+MODULES = {
     "local": "paceline.engine.local",
     "fsdp": "paceline.engine.fsdp",
     "fsdp2": "paceline.engine.fsdp",
@@ -21,28 +18,14 @@ _BUILTIN_MODULES = {
     "veomni": "paceline.engine.veomni",
     "megatron": "paceline.engine.megatron",
 }
-_ENGINES: dict[str, type[Engine]] = {}
+_ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
 
 
 def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
     """Class decorator: makes an engine known as `strategy=name`."""
-
-    def register(engine: EngineClass) -> EngineClass:
-        known = _ENGINES.setdefault(name, engine)
-        if known is not engine:
-            raise ConfigError(
-                f"engine {name!r} is already {known.__module__}.{known.__qualname__}; "
-                f"register {engine.__module__}.{engine.__qualname__} under another name."
-            )
-        return engine
-
-    return register
+    return _ENGINES.register(name)
 
 
 def get_engine(name: str) -> type[Engine]:
-    """The engine class registered under `name`."""
-    if name not in _ENGINES and name in _BUILTIN_MODULES:
-        importlib.import_module(_BUILTIN_MODULES[name])
-    if name not in _ENGINES:
-        raise unknown_choice("strategy", name, {*_ENGINES, *_BUILTIN_MODULES})
-    return _ENGINES[name]
+    """The engine class registered under `name`; ConfigError when there is none."""
+    return _ENGINES.get(name)

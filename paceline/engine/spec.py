@@ -9,6 +9,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from paceline.config import ModelConfig, OptimConfig
+from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind
 
 LossFn = Callable[[dict[str, Tensor], TensorDict], tuple[Tensor, dict[str, Tensor]]]
@@ -37,3 +38,9 @@ class EngineSpec:
     """Device type: cpu, cuda, npu."""
     tensor_model_parallel_size: int = 1
     """Ranks that hold one model together, each a part of every layer; for backends that can."""
+    lora: LoraSpec | None = None
+    """Adapters to train in place of all weights."""
+    param_offload: bool = False
+    """Keep the parameters in main memory between calls: see `Engine.on_device`."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in main memory between updates."""

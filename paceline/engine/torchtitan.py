@@ -111,10 +111,6 @@ class TorchtitanEngine(OwnModelEngine):
         sum_gradients(decoder)
         return _Decoder(decoder, self.spec.kind, self.hf_model.config, self.tensor_parallel_group)
 
-    @property
-    def _recomputes(self) -> bool:
-        return self.spec.optim is not None and self.spec.model.enable_gradient_checkpointing
-
     def _make_parts(self) -> list[Part]:
         """Names and the order of rotary dimensions are known to torchtitan's adapter."""
         is_qwen = self.hf_model.config.model_type == "qwen3"

@@ -37,6 +37,10 @@ from paceline.errors import ConfigError
 class VeomniEngine(Fsdp2Engine):
     """As fsdp2, with VeOmni's classes for the model and VeOmni's sharding of it."""
 
+    takes_lora = False
+    takes_bfloat16 = False
+    takes_offload = False
+
     def initialize(self) -> None:
         super().initialize()
         optim = self.spec.optim

@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+from paceline.errors import StorageError
 
 logger = logging.getLogger(__name__)
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+_DISK = (*_FULL, *_REFUSED, errno.EFBIG, errno.EIO, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+_GO_ON = "Then start again: the run goes on from its last complete checkpoint, which is as it was."
+
+
+def storage_error(folder: Path, error: Exception) -> StorageError:
+    """What to say when something in `folder` could not be written."""
+    number = error.errno if isinstance(error, OSError) else None
+    where = getattr(error, "filename", None) or folder
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free = shutil.disk_usage(there).free / 2**20
+    # torch and safetensors don't pass the system's number on; what is left of the disk tells.
+    if number in _FULL or (number is None and free < 1):
+        advice = f"Its disk is full, {free:.1f} MiB are free: make room. {_GO_ON}"
+    elif number in _REFUSED:
+        advice = f"The folder is read-only for this user: change that, or set trainer.default_local_dir. {_GO_ON}"
+    else:
+        advice = f"Its disk has {free:.0f} MiB free. {_GO_ON}"
+    return StorageError(f"{where} can't be written: {error}. {advice}")
+
+
+@contextmanager
+def storage_errors_in_words(folder: Path) -> Iterator[None]:
+    """Raise what the disk refuses inside the block as a StorageError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise storage_error(folder, error) from error
+
+
+def append_whole(file: IO[bytes], content: bytes) -> None:
+    """Write at the end of an unbuffered file, or leave it as it was: a full disk takes a part and says nothing."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        written = file.write(content)
+        if written != len(content):
+            file.write(content[written:])  # raises
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
+    except OSError:
+        file.truncate(end)
+        raise
 
 
 def keep_old(path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.report.files import keep_old
+from paceline.report.files import append_whole, keep_old
 
 HEAD = b'{"displayTimeUnit":"ms","traceEvents":[\n'
 TAIL = b"\n]}\n"
@@ -67,14 +67,20 @@ class TimelineWriter:
         self._add_span(row, name, start, end, {"pool": DRIVER, **(args or {})})
 
     def flush(self) -> None:
-        """Append what came since the last flush. The new end goes over the old one in a single write."""
+        """Append what came since the last flush, with a new end in place of the old one."""
         if not self._pending:
             return
         lines = ",\n".join(json.dumps(event, separators=(",", ":"), default=str) for event in self._pending)
         separator = b"" if self._is_empty else b",\n"
         with self._path.open("r+b", buffering=0) as file:
-            file.seek(-len(TAIL), os.SEEK_END)
-            file.write(separator + lines.encode() + TAIL)
+            end = file.seek(-len(TAIL), os.SEEK_END)
+            file.truncate()
+            try:
+                append_whole(file, separator + lines.encode() + TAIL)
+            except OSError:
+                file.seek(end)
+                file.write(TAIL)  # has room: it was there before
+                raise
         self._pending.clear()
         self._is_empty = False
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from paceline.config.checks import check_loggers
 from paceline.errors import ConfigError
-from paceline.report.files import keep_old, write_atomically
+from paceline.report.files import append_whole, keep_old, write_atomically
 from paceline.report.json_lines import json_line, plain
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,8 @@ class Tracking:
         for tracker in self._trackers:
             try:
                 tracker.close()
+            except OSError as error:
+                logger.warning("%s could not be closed: %s", type(tracker).__name__, error)
             except Exception:
                 logger.warning("%s could not be closed", type(tracker).__name__, exc_info=True)
 
@@ -133,7 +135,7 @@ class JsonlTracker:
         self._file = path.open("ab", buffering=0)
 
     def log(self, metrics: dict[str, Any], step: int) -> None:
-        self._file.write(json_line({"step": step, **metrics}))
+        append_whole(self._file, json_line({"step": step, **metrics}))
         self.last_step = step
 
     def close(self) -> None:

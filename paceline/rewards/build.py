@@ -28,6 +28,7 @@ def make_reward_manager(cfg: PPOConfig, tokenizer: Any, num_examine: int) -> Rew
         # Each process sees only its share of a batch: whether all of it failed is for the trainer to say.
         on_error=rewards.on_error or "zero_and_count",
         max_retries=rewards.max_retries,
+        timeout_seconds=rewards.timeout_seconds,
         weights=rewards.weights if rewards.enable else None,
         scorers=dict.fromkeys(shipped, code_scorer(rewards.sandbox)),
         overlong=_overlong(cfg),

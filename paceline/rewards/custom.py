@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
+import pickle
 import platform
-import sys
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.rewards.function_server import import_file
 from paceline.rewards.functions import RewardFunction
 
 __all__ = ["CustomReward", "load_custom_reward"]
 
 
 class CustomReward(RewardFunction):
-    """A function of a file. Pickled, it is the file's name: where it arrives, it is loaded from there again."""
+    """A function of a file. Pickled, it is the file's name; the file is imported by whoever calls the function."""
 
     def __init__(self, fn: Callable[..., Any], path: Path, name: str, kwargs: Mapping[str, Any]) -> None:
         super().__init__(fn, kwargs, what=f"custom_reward_function ({path})")
         self.path = path
         self.name = name
 
-    def __reduce__(self) -> tuple[Callable[..., CustomReward], tuple[str, str, dict[str, Any]]]:
-        return (load_custom_reward, (str(self.path), self.name, self.kwargs))
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "fn"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        _require_file(self.path)
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "fn":
+            raise AttributeError(name)
+        self.fn = getattr(_import(self.path), self.name)
+        return self.fn
+
+    def source(self) -> bytes:
+        return pickle.dumps(("file", self.path, self.name))
 
 
 def load_custom_reward(
@@ -38,9 +50,8 @@ def load_custom_reward(
     `reward_kwargs` are further keyword arguments that it is always called with.
     """
     file = Path(path).expanduser().resolve()
-    if not file.is_file():
-        raise ConfigError(f"custom_reward_function.path={str(path)!r}: there is no such file on {platform.node()}.")
-    module = _import_file(file, file.stat().st_mtime_ns)
+    _require_file(file)
+    module = _import(file)
     fn = getattr(module, name, None)
     if fn is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -53,18 +64,13 @@ def load_custom_reward(
     return CustomReward(fn, file, name, reward_kwargs or {})
 
 
-@cache
-def _import_file(file: Path, modified_ns: int) -> ModuleType:
-    """The module of a file, once per process: what it holds at module level, such as a client, is held once."""
-    module_name = f"paceline_custom_reward_{file.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, file)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"custom_reward_function.path={str(file)!r} is not a Python file (.py).")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and pickle look their module up there
+def _require_file(file: Path) -> None:
+    if not file.is_file():
+        raise ConfigError(f"custom_reward_function.path={str(file)!r}: there is no such file on {platform.node()}.")
+
+
+def _import(file: Path) -> ModuleType:
     try:
-        spec.loader.exec_module(module)
+        return import_file(file, file.stat().st_mtime_ns)
     except Exception as error:
-        del sys.modules[module_name]
         raise ConfigError(f"custom_reward_function.path={str(file)!r}: importing it failed: {error!r}.") from error
-    return module

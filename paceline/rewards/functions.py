@@ -16,9 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from paceline.errors import ConfigError
+import cloudpickle
 
-__all__ = ["BATCH_KEYWORDS", "ITEM_KEYWORDS", "RewardFunction", "Row", "attempt", "one_each", "settle"]
+from paceline.errors import ConfigError
+from paceline.rewards.killable import function_process
+
+__all__ = ["BATCH_KEYWORDS", "ITEM_KEYWORDS", "RewardFunction", "Row", "attempt", "one_each", "pickled", "settle"]
 
 ITEM_KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 BATCH_KEYWORDS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
@@ -56,14 +59,36 @@ class RewardFunction:
     def __call__(self, **kwargs: Any) -> Any:
         return self.fn(**kwargs, **self.kwargs)
 
-    def grade(self, rows: Sequence[Row]) -> list[Any]:
-        """A result for each row, not checked yet; an exception stands for a failure."""
-        if not self.is_batch:
-            calls = [attempt(self, **dict(zip(ITEM_KEYWORDS, row.values(), strict=True))) for row in rows]
-            return settle(calls)
-        columns = [list(column) for column in zip(*(row.values() for row in rows), strict=True)]
-        [results] = settle([attempt(self, **dict(zip(BATCH_KEYWORDS, columns, strict=True)))])
-        return one_each(results, len(rows))
+    def source(self) -> bytes:
+        """How another process finds the function."""
+        return pickled(self.fn)
+
+    def grade(self, rows: Sequence[Row], timeout_seconds: float | None = None) -> list[Any]:
+        """A result for each row, not checked yet; an exception stands for a failure.
+
+        With a time-out for each call, the calls run in another process, which can be killed.
+        """
+        if self.is_batch:
+            columns = [list(column) for column in zip(*(row.values() for row in rows), strict=True)]
+            calls = [dict(zip(BATCH_KEYWORDS, columns, strict=True))]
+        else:
+            calls = [dict(zip(ITEM_KEYWORDS, row.values(), strict=True)) for row in rows]
+        if timeout_seconds is None:
+            results = settle([attempt(self, **call) for call in calls])
+        else:
+            there = function_process(self.source())
+            results = there.call_all([((), {**call, **self.kwargs}) for call in calls], timeout_seconds)
+        return one_each(results[0], len(rows)) if self.is_batch else results
+
+
+def pickled(fn: Callable[..., Any]) -> bytes:
+    """A function for `function_process`, always the same bytes for the same function."""
+    if id(fn) not in _PICKLED:
+        _PICKLED[id(fn)] = (fn, cloudpickle.dumps(("function", fn)))
+    return _PICKLED[id(fn)][1]
+
+
+_PICKLED: dict[int, tuple[Callable[..., Any], bytes]] = {}  # holds the function, so that its id stays its own
 
 
 def attempt(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -8,10 +8,13 @@ import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from paceline.errors import PacelineError, RewardError
-from paceline.rewards.functions import RewardFunction, Row, attempt, one_each, settle
+from paceline.rewards.function_server import Call
+from paceline.rewards.functions import RewardFunction, Row, attempt, one_each, pickled, settle
+from paceline.rewards.killable import function_process
 from paceline.rewards.registry import Scorer
 
 __all__ = ["Grader", "OnError", "grade_all", "grader_of_function", "grader_of_scorer"]
@@ -38,13 +41,15 @@ class Grader:
     to compare in time, and would be again."""
 
 
-def grader_of_function(function: RewardFunction) -> Grader:
-    """The user's function for all rows."""
-    return Grader(function.grade, together=function.is_batch, timeouts_fail=True)
+def grader_of_function(function: RewardFunction, timeout_seconds: float | None = None) -> Grader:
+    """The user's function for all rows, with a time-out for each call."""
+    grade = partial(function.grade, timeout_seconds=timeout_seconds)
+    return Grader(grade, together=function.is_batch, timeouts_fail=True)
 
 
-def grader_of_scorer(scorer: Scorer) -> Grader:
-    """The rule of a source."""
+def grader_of_scorer(scorer: Scorer, timeout_seconds: float | None = None) -> Grader:
+    """The rule of a source. The time-out is for each call of a rule of the user's; ours end by themselves."""
+    has_deadline = timeout_seconds is not None and not _is_ours(scorer.one)
 
     def grade(rows: Sequence[Row]) -> list[Any]:
         columns = [
@@ -53,15 +58,23 @@ def grader_of_scorer(scorer: Scorer) -> Grader:
             [row.extra_info for row in rows],
         ]
         if scorer.many is not None:
-            return one_each(attempt(scorer.many, *columns), len(rows))
-        return settle(
-            [
-                attempt(scorer.one, solution_str=text, ground_truth=truth, extra_info=extra)
-                for text, truth, extra in zip(*columns, strict=True)
-            ]
-        )
+            [results] = call_all(scorer.many, [(tuple(columns), {})])
+            return one_each(results, len(rows))
+        names = ("solution_str", "ground_truth", "extra_info")
+        return call_all(scorer.one, [((), dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)])
 
-    return Grader(grade)
+    def call_all(fn: Callable[..., Any], calls: list[Call]) -> list[Any]:
+        if has_deadline and timeout_seconds is not None:
+            return function_process(pickled(fn)).call_all(calls, timeout_seconds)
+        return settle([attempt(fn, *args, **kwargs) for args, kwargs in calls])
+
+    return Grader(grade, timeouts_fail=has_deadline)
+
+
+def _is_ours(fn: Callable[..., Any]) -> bool:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return (getattr(fn, "__module__", None) or "").startswith("paceline.")
 
 
 def grade_all(

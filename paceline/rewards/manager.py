@@ -40,6 +40,7 @@ class RewardManager:
         reward_fn_key: the column that names the source.
         on_error: what happens when grading fails, as `reward_model.on_error`.
         max_retries: further attempts with on_error="retry".
+        timeout_seconds: of one call of a function or scorer of the user's, as `reward_model.timeout_seconds`.
         weights: of rule and model, as `reward_model.weights`; give them, or {}, if a reward model scores too.
         scorers: by source, instead of the registered ones.
         overlong: the penalty of long responses.
@@ -54,6 +55,7 @@ class RewardManager:
         *,
         on_error: OnError | None = None,
         max_retries: int = 3,
+        timeout_seconds: float | None = None,
         weights: Weights | None = None,
         scorers: Mapping[str, Scorer] | None = None,
         overlong: Overlong | None = None,
@@ -66,6 +68,7 @@ class RewardManager:
         self.reward_fn_key = reward_fn_key
         self.on_error = on_error
         self.max_retries = max_retries
+        self.timeout_seconds = timeout_seconds
         self.weights = None if weights is None else read_weights(weights)
         self.scorers = dict(scorers or {})
         self.overlong = overlong
@@ -184,12 +187,12 @@ class RewardManager:
     def _groups(self, rows: dict[int, Row]) -> list[tuple[Grader, dict[int, Row]]]:
         """Rows with who grades them: the user's function all, scorers those of their source."""
         if self.compute_score is not None:
-            return [(grader_of_function(self.compute_score), rows)] if rows else []
+            return [(grader_of_function(self.compute_score, self.timeout_seconds), rows)] if rows else []
         by_source: dict[Any, dict[int, Row]] = {}
         for place, row in rows.items():
             by_source.setdefault(row.data_source, {})[place] = row
         scorers = self._known_scorers()
-        return [(grader_of_scorer(scorers[source]), group) for source, group in by_source.items()]
+        return [(grader_of_scorer(scorers[source], self.timeout_seconds), group) for source, group in by_source.items()]
 
     @staticmethod
     def _punish_length(info: dict[str, np.ndarray], lengths: torch.Tensor, overlong: Overlong) -> None:

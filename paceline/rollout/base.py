@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
 
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""By the names that the configuration has for them."""
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -84,6 +87,8 @@ class RolloutSpec:
     """The tokenizer's. An engine adds those that the model's generation config names."""
     pad_token_id: int
     device: str
+    dtype: torch.dtype = torch.float32
+    """Numbers of the forward pass."""
 
 
 class RolloutEngine(ABC):
@@ -93,17 +98,9 @@ class RolloutEngine(ABC):
     """True: its weights are never the actor's own tensors, so every new version comes by `update_weights`."""
 
     @classmethod
+    @abstractmethod
     def from_spec(cls, spec: RolloutSpec) -> RolloutEngine:
-        """The engine of a worker. As it stands here, for engines on a Hugging Face model with this constructor."""
-        model = spec.module()
-        configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-        constructor: Callable[..., RolloutEngine] = cls
-        return constructor(
-            model,
-            eos_token_ids=spec.eos_token_ids | token_ids(configured),
-            pad_token_id=spec.pad_token_id,
-            max_num_seqs=spec.config.max_num_seqs,
-        )
+        """The engine of a worker."""
 
     @abstractmethod
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:

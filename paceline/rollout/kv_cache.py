@@ -1,4 +1,4 @@
-"""Keys and values of a decoded batch, and attention on them.
+"""Keys and values of the rows that decode together, and attention on them.
 
 transformers' DynamicCache copies the whole cache to append one token, and its SDPA attention repeats grouped keys and
 values for every query head when there is a padding mask. Both cost more than the attention itself.
@@ -10,86 +10,93 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, DynamicCache
-from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 GROUPED_SDPA = "paceline_grouped_sdpa"
 
 
-class BufferedLayer(DynamicLayer):
-    """One layer's keys and values (rows, heads, capacity, head_dim), of which the first `length` positions are filled.
+class SlotCache(Cache):
+    """Keys and values of rows that come and go, in buffers (slots, heads, columns, head_dim), two per layer.
 
-    Starts from the padded prompts. Zeros to their left: attention masks them, but 0 * NaN would be NaN.
+    All rows end at the same column, whatever their lengths:
+
+        slot 0      . p p p r r r
+        slot 1      . . . . p r r       p: prompt, r: response, .: hidden from attention
+        slot 2      p p p p p p r
+                    start          end
+
+    So a step writes one column, and a distance between columns is a distance between positions, as transformers' masks
+    suppose, sliding windows too; rotary positions are in the keys already. `start` follows the longest row. A buffer
+    that is full to its last column is replaced by one that holds the columns from `start` on and has room behind.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
+    def __init__(self, slots: int) -> None:
+        super().__init__(layers=[])
+        self.slots = slots
+        """Rows of the next buffers."""
+        self.start = self.end = 0
+        self.buffers: list[torch.Tensor] = []  # keys and values of layer 0, of layer 1, ...
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, rows: int, length: int) -> None:
-        super().__init__()
-        self.dtype, self.device = keys.dtype, keys.device
-        self.keys, self.values = (_with_room(like, rows, length).zero_() for like in (keys, values))
-        self.length = length
-        self.is_initialized = True
+    def put(self, slots: list[int], prompts: DynamicCache, sources: list[int], length: int) -> None:
+        """Copy the last `length` positions of row sources[i] of a prefill to slots[i]."""
+        computed = [tensor for keys, values, _ in prompts for tensor in (keys, values)]
+        if not self.buffers:
+            # Not the keys' dtype: under autocast rotary embeddings leave them in float32, and attention would cast all
+            # of them at each step.
+            dtype = computed[1].dtype
+            self.buffers = [like.new_empty(0, like.shape[1], 0, like.shape[3], dtype=dtype) for like in computed]
+        if length > self.end or not len(self.buffers[0]):
+            self._make_room(length)
+        self.start = min(self.start, self.end - length)
+        into, source = self._index(slots), self._index(sources)
+        for buffer, tensor in zip(self.buffers, computed, strict=True):
+            buffer[into, :, self.end - length : self.end] = tensor[source, :, -length:].to(buffer.dtype)
+
+    def move(self, sources: list[int], slots: list[int]) -> None:
+        """Copy rows to other slots."""
+        into, source = self._index(slots), self._index(sources)
+        for buffer in self.buffers:
+            buffer[into, :, self.start : self.end] = buffer[source, :, self.start : self.end]
+
+    def extend(self, longest: int) -> None:
+        """Begin a step, which appends one position to all rows; the longest has so many by now."""
+        self.start = self.end - longest
+        if self.end == self.buffers[0].shape[2]:
+            self._make_room(longest)
+        self.end += 1
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append positions in place; returns views of all that is filled."""
-        end = self.length + key_states.shape[-2]
-        if end > self.keys.shape[-2]:
-            self.select(None, 0)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        """Called by the model: write the new position of the first rows; returns views of all their positions."""
+        rows = len(key_states)
+        keys, values = self.buffers[2 * layer_idx : 2 * layer_idx + 2]
+        keys[:rows, :, self.end - 1 : self.end] = key_states
+        values[:rows, :, self.end - 1 : self.end] = value_states
+        return keys[:rows, :, self.start : self.end], values[:rows, :, self.start : self.end]
 
-    def get_seq_length(self) -> int:
-        """How many positions are filled, padding included."""
-        return self.length
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Called by the model: the positions before the step, padding included."""
+        return self.end - 1 - self.start
 
-    def select(self, rows: torch.Tensor | None, start: int) -> None:
-        """Keep these rows (None: all) from position `start` on, with new room behind."""
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Called by the model: how many columns `update` returns, and which is the first."""
+        return self.end - self.start, 0
 
-        def kept(old: torch.Tensor) -> torch.Tensor:
-            filled = old[:, :, start : self.length]
-            filled = filled if rows is None else filled[rows]
-            new = _with_room(old, len(filled), filled.shape[2])
-            new[:, :, : filled.shape[2]] = filled
-            return new
+    def _make_room(self, length: int) -> None:
+        """New buffers with at least `length` columns in use: a quarter more bounds both the copying and the waste."""
+        used = self.end - self.start
+        end = max(length, used)
+        for index, old in enumerate(self.buffers):
+            # Zeros, since attention multiplies hidden columns by 0, and 0 * NaN would be NaN.
+            new = old.new_zeros(self.slots, old.shape[1], end + max(64, end // 4), old.shape[3])
+            new[: len(old), :, end - used : end] = old[: self.slots, :, self.start : self.end]
+            self.buffers[index] = new
+        self.start, self.end = end - used, end
 
-        self.keys, self.values = kept(self.keys), kept(self.values)
-        self.length -= start
-
-
-def _with_room(like: torch.Tensor, rows: int, length: int) -> torch.Tensor:
-    """Space for `length` positions and more to come: growing by a quarter bounds both the copying and the waste."""
-    return like.new_empty(rows, like.shape[1], length + max(64, length // 4), like.shape[3])
-
-
-class BufferedCache(Cache):
-    """The cache of a batch of rows that decode together, filled from prompts and extended in place."""
-
-    layers: list[Any]  # of BufferedLayer
-
-    def __init__(self, rows: int, length: int) -> None:
-        super().__init__(layers=[])
-        self.rows, self.prompt_length = rows, length
-
-    def put(self, rows: torch.Tensor, prompts: DynamicCache, sources: torch.Tensor) -> None:
-        """Copy row sources[i] of a prefill to rows[i], aligned at the right end of the prompts."""
-        columns = slice(self.prompt_length - prompts.get_seq_length(), self.prompt_length)
-        for index, (keys, values, _) in enumerate(prompts):
-            if index == len(self.layers):
-                self.layers.append(BufferedLayer(keys, values, self.rows, self.prompt_length))
-            self.layers[index].keys[rows, :, columns] = keys[sources]
-            self.layers[index].values[rows, :, columns] = values[sources]
-
-    def select(self, rows: torch.Tensor, start: int) -> None:
-        """Keep these rows, from position `start` on. Rotary positions are in the keys already, so they may move."""
-        for layer in self.layers:
-            layer.select(rows, start)
+    def _index(self, rows: list[int]) -> torch.Tensor:
+        return torch.tensor(rows, device=self.buffers[0].device)
 
 
 def grouped_sdpa(

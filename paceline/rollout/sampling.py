@@ -21,15 +21,18 @@ def _mix(bits: np.ndarray) -> np.ndarray:
     return bits ^ (bits >> np.uint64(31))
 
 
-def uniforms(seeds: list[int], count: int) -> torch.Tensor:
-    """(len(seeds), count) float64 numbers in [0, 1): row i is the stream of seeds[i], whatever the other seeds are.
+def random_streams(seeds: list[int]) -> np.ndarray:
+    """One state (uint64) per seed for `uniforms`. Mixed, since the streams of nearby raw seeds would overlap."""
+    return _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64) + _GOLDEN)
 
-    splitmix64 as a counter-based generator. The seed is mixed too, since the streams of nearby raw seeds would overlap.
-    52 bits, not 53: then `u * total < total` holds for every positive double `total`, also after rounding.
+
+def uniforms(streams: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+    """The float64 numbers in [0, 1) at these positions (uint64) of these streams, which broadcast together.
+
+    splitmix64 as a counter-based generator. 52 bits, not 53: then `u * total < total` holds for every positive double
+    `total`, also after rounding.
     """
-    start = _mix(np.array([seed & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64) + _GOLDEN)
-    steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-    bits = _mix(start[:, None] + steps[None, :])
+    bits = _mix(streams + (positions + np.uint64(1)) * _GOLDEN)
     return torch.from_numpy((bits >> np.uint64(12)).astype(np.float64) * 2.0**-52)
 
 

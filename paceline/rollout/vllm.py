@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import DataError, PacelineError
@@ -39,12 +40,25 @@ _ENVIRONMENT = {
 
 @register_rollout("vllm")
 class VllmRollout(RolloutEngine):
-    """One vLLM engine per worker, which keeps a whole model of its own beside the actor's."""
+    """One vLLM engine per worker, or per `tensor_model_parallel_size` workers, with a model beside the actor's.
+
+    Workers that share an engine are neighbours by rank. Each runs a part of every layer in its own process, so all of
+    them must make the same calls; each gives its own prompts and gets the responses to them.
+    """
 
     keeps_own_weights = True
 
-    def __init__(self, llm: LLM, eos_token_ids: set[int], *, has_weights: bool, sleeps: bool) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        eos_token_ids: set[int],
+        *,
+        has_weights: bool,
+        sleeps: bool,
+        peers: dist.ProcessGroup | None = None,
+    ) -> None:
         self.llm = llm
+        self.peers = peers
         self.eos_token_ids = sorted(eos_token_ids)
         self.has_weights = has_weights
         self.sleeps, self.is_asleep = sleeps, False
@@ -63,21 +77,36 @@ class VllmRollout(RolloutEngine):
         """Start vLLM on the model's folder: with its weights, or with random ones until the first `update_weights`."""
         is_dummy = spec.config.load_format.startswith("dummy")
         sleeps = spec.config.free_cache_engine and spec.device != "cpu"
+        is_shared = spec.config.tensor_model_parallel_size > 1
         with _process_kept():
             os.environ.update(_ENVIRONMENT)
+            if is_shared:
+                os.environ.update(_place_of_this_rank(spec))
             from vllm import LLM
 
             llm = LLM(**engine_arguments(spec, load_format="dummy" if is_dummy else "auto", enable_sleep_mode=sleeps))
         # It would warn at every update of buffers that are in no state dict; that all weights come is checked here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         configured = llm.llm_engine.model_config.try_get_generation_config().get("eos_token_id")
-        return cls(llm, {*spec.eos_token_ids, *token_ids(configured)}, has_weights=not is_dummy, sleeps=sleeps)
+        eos = {*spec.eos_token_ids, *token_ids(configured)}
+        return cls(llm, eos, has_weights=not is_dummy, sleeps=sleeps, peers=_peers() if is_shared else None)
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in order. Equal prompts share what vLLM's prefix cache holds of them."""
+        everyone = [(prompts, seeds)]
+        if self.peers is not None:
+            everyone *= self.peers.size()
+            dist.all_gather_object(everyone, (prompts, seeds), self.peers)
+        for requests in everyone:  # also those of peers: what one of them refuses, all refuse
+            check_requests(*requests)
+        every_prompt = [prompt for own, _ in everyone for prompt in own]
+        completions = self._generate(every_prompt, sampling, [seed for _, own in everyone for seed in own])
+        start = sum(len(own) for own, _ in everyone[: self.peers.rank()]) if self.peers is not None else 0
+        return completions[start : start + len(prompts)]
+
+    def _generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         from vllm import SamplingParams as VllmSamplingParams
 
-        check_requests(prompts, seeds)
         if not prompts:
             return []
         if not self.has_weights:
@@ -148,6 +177,26 @@ class VllmRollout(RolloutEngine):
             self.is_asleep = False
 
 
+def _place_of_this_rank(spec: RolloutSpec) -> dict[str, str]:
+    """What vLLM reads to join the process group that is there, as its external launcher."""
+    shared_by = spec.config.tensor_model_parallel_size
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if world_size % shared_by:
+        raise PacelineError(
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={shared_by} does not divide the {world_size} ranks "
+            "of the actor's process group. Set it to a divisor."
+        )
+    index = 0 if spec.device == "cpu" else torch.accelerator.current_device_index()
+    return {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(index)}
+
+
+def _peers() -> dist.ProcessGroup:
+    """The ranks that share this rank's engine."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    return get_tp_group().cpu_group
+
+
 def _report_full_log_probs(worker: Any) -> None:
     """Make vLLM's sampler report log-probs of the full distribution, as a training engine recomputes them.
 
@@ -180,7 +229,8 @@ def _random_state_kept() -> Iterator[None]:
 def _process_kept() -> Iterator[None]:
     """Undo what else starting vLLM does to the process: random state, threads, what child processes would inherit."""
     set_num_threads = torch.set_num_threads  # on a CPU vLLM puts a function in its place that does nothing
-    variables = {name: os.environ.get(name) for name in ("LD_PRELOAD", "LOCAL_WORLD_SIZE")}
+    names = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
+    variables = {name: os.environ.get(name) for name in names}
     try:
         with _random_state_kept():
             yield

@@ -22,6 +22,9 @@ OURS = {
     "logprobs_mode",
     "skip_tokenizer_init",
     "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "distributed_executor_backend",
 }
 """Arguments that `engine_kwargs.vllm` can't have: other keys choose them, or the engine relies on them."""
 
@@ -46,7 +49,7 @@ def engine_arguments(spec: RolloutSpec, **ours: Any) -> dict[str, Any]:
         "skip_tokenizer_init": True,  # token ids in, token ids out
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "use_tqdm_on_load": False,
-        "dtype": "float32",  # as the actor's
+        "dtype": str(spec.dtype).removeprefix("torch."),
         "max_model_len": spec.max_prompt_length + spec.max_response_length,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
@@ -56,6 +59,9 @@ def engine_arguments(spec: RolloutSpec, **ours: Any) -> dict[str, Any]:
         **ours,
         **asked,
     }
+    if config.tensor_model_parallel_size > 1:
+        arguments["tensor_parallel_size"] = config.tensor_model_parallel_size
+        arguments["distributed_executor_backend"] = "external_launcher"  # the ranks are there: vLLM starts no process
     if spec.device == "cpu":
         # Left alone, vLLM takes that share of the machine's memory at once: too much for several workers on one node.
         hf_config = AutoConfig.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
@@ -65,9 +71,10 @@ def engine_arguments(spec: RolloutSpec, **ours: Any) -> dict[str, Any]:
 
 
 def cache_bytes(hf_config: PretrainedConfig, arguments: dict[str, Any]) -> int:
-    """Memory of the keys and values of `max_num_seqs` sequences of full length, in float32."""
+    """One rank's memory of the keys and values of `max_num_seqs` sequences of full length, in float32."""
     text = hf_config.get_text_config()
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = math.ceil(heads / arguments.get("tensor_parallel_size", 1))
     blocks = arguments["max_num_seqs"] * math.ceil(arguments["max_model_len"] / CPU_BLOCK) + 1
     return blocks * CPU_BLOCK * text.num_hidden_layers * heads * head_dim * 2 * 4

@@ -23,6 +23,7 @@ from paceline.single_controller.ray.group import ColocatedClasses, RayClassWithI
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 
 _records: list[CallRecord] = []
+_running: dict[str, str] = {}
 
 
 def _as_they_are(values: list[Any]) -> list[Any]:
@@ -88,8 +89,12 @@ class InProcessWorkerGroup(WorkerGroup):
             args = [_resolved(value) for value in call.args]
             kwargs = {key: _resolved(value) for key, value in call.kwargs.items()}
             worker = self._workers[self.name]
-            with worker.around_call():
-                result = getattr(worker, method)(*args, **kwargs)
+            _running[self.name] = method
+            try:
+                with worker.around_call():
+                    result = getattr(worker, method)(*args, **kwargs)
+            finally:
+                del _running[self.name]
             results.append(drop_padding(result, [*args, *kwargs.values()]) if row_wise else result)
             _records.append(
                 CallRecord(
@@ -116,6 +121,11 @@ class InProcessWorkerGroup(WorkerGroup):
         records = list(_records)
         _records.clear()
         return records
+
+    @staticmethod
+    def running_calls() -> dict[str, str]:
+        """The call that runs now, if any: role to method."""
+        return dict(_running)
 
     def shutdown(self) -> None:
         """Let go of the workers."""

@@ -24,13 +24,17 @@ def get_ppo_ray_runtime_env() -> dict[str, dict[str, str]]:
     return {"env_vars": {name: value for name, value in variables.items() if name not in os.environ}}
 
 
-def merged_runtime_env(user: Mapping[str, Any] | None = None, *, transfer_queue: bool = False) -> dict[str, Any]:
+def merged_runtime_env(
+    user: Mapping[str, Any] | None = None, *, transfer_queue: bool = False, run: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The runtime environment for Ray: our variables under the shell's under those of the user's `runtime_env`.
 
-    The shell's values are passed on by name, since the nodes of a running cluster did not inherit them.
+    The shell's values are passed on by name, since the nodes of a running cluster did not inherit them. `run` has those
+    of this run alone.
     """
     variables = dict(get_ppo_ray_runtime_env()["env_vars"])
     variables |= {name: os.environ[name] for name in PPO_RAY_RUNTIME_ENV["env_vars"] if name in os.environ}
+    variables |= run or {}
     if transfer_queue:
         variables["TRANSFER_QUEUE_ENABLE"] = "1"
     user = dict(user or {})

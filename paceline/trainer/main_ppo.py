@@ -19,10 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hydra
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from paceline.config import PPOConfig
-from paceline.config.checks import KnownNames, validate
+from paceline.config.checks import KnownNames, unused_settings, validate
 from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
@@ -51,11 +54,13 @@ class TaskRunner:
         self.mapping: dict[Enum, str] = {}
 
     def add_actor_rollout_worker(self, config: Config) -> None:
-        """The policy, which trains and samples."""
+        """The policy, which trains and samples; with LoRA it is its own reference."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
-        self._add(Role.ActorRollout, ActorRolloutRefWorker, config)
+        # One of these, or actor and rollout apart if they are on other pools.
+        for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.Rollout):
+            self._add(role, ActorRolloutRefWorker, config)
 
     def add_critic_worker(self, config: Config) -> None:
         """The value model, if the estimator needs one."""
@@ -96,7 +101,12 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
+        from paceline.log_file import log_to_file
+        from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
+
         configure_logging()
+        log_to_file("driver")
+        start_actor_heartbeat()
         trainer = self.build_trainer(config)
         trainer.init_workers()
         trainer.fit()
@@ -144,22 +154,30 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         sys.stdout.write(dry_run_text(cfg))
         return
     _warn_of_idle_devices(cfg)
+    _warn_of_memory(cfg)
+    for note in unused_settings(cfg, known_names(cfg)):
+        logger.warning("%s", note)
 
-    with running_ray(cfg) as options:
+    from paceline.report.live import live_view
+
+    with running_ray(cfg) as options, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
         run_with_restarts(task_runner_class or TaskRunner, options, cfg)
 
 
 def complete_config(config: Config) -> PPOConfig:
     """`config` over the defaults, checked, with the device and the run's folder filled in."""
     cfg, _ = read_config(config)
-    device = cfg.trainer.device or detect_device()
-    cfg = validate(config, device=device, known=known_names(cfg))
+    known = known_names(cfg)
+    cfg = validate(config, known=known)
     trainer = cfg.trainer
+    # Asked last, because it loads torch: a bad configuration is answered without it.
+    device = trainer.device or detect_device()
     # Absolute here, because the TaskRunner may run in another folder.
     run_dir = trainer.default_local_dir or os.path.abspath(
         Path("runs") / trainer.project_name / trainer.experiment_name
     )
-    return dataclasses.replace(cfg, trainer=dataclasses.replace(trainer, device=device, default_local_dir=run_dir))
+    filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
+    return validate(dataclasses.replace(cfg, trainer=filled), known=known)
 
 
 def known_names(cfg: PPOConfig) -> KnownNames:
@@ -186,7 +204,8 @@ def known_names(cfg: PPOConfig) -> KnownNames:
     if _is_registered("paceline.algorithms.policy_loss", "get_policy_loss", actor.policy_loss.loss_mode):
         known = dataclasses.replace(known, policy_losses=(*known.policy_losses, actor.policy_loss.loss_mode))
     for strategy in (actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy):
-        if _is_registered("paceline.engine.registry", "get_engine", strategy):
+        # Asking the registry for a known one would import it, and its package may be missing.
+        if strategy not in known.strategies and _is_registered("paceline.engine.registry", "get_engine", strategy):
             known = dataclasses.replace(known, strategies=(*known.strategies, strategy))
     if _is_registered("paceline.rollout.registry", "get_rollout", cfg.actor_rollout_ref.rollout.name):
         known = dataclasses.replace(known, rollouts=(*known.rollouts, cfg.actor_rollout_ref.rollout.name))
@@ -215,10 +234,12 @@ def auto_set_device(config: AnyConfig) -> AnyConfig:
 
 
 def dry_run_text(cfg: PPOConfig) -> str:
-    """What a run would do with its batches and devices."""
+    """What a run would do with its batches, devices and memory."""
+    from paceline.trainer.ppo.memory import available_memory, memory_table, plan_memory
     from paceline.trainer.ppo.placement import batch_table, placement_picture
 
-    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n"
+    memory = memory_table(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
+    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n\n{memory}\n"
 
 
 def _warn_of_idle_devices(cfg: PPOConfig) -> None:
@@ -232,6 +253,14 @@ def _warn_of_idle_devices(cfg: PPOConfig) -> None:
             cfg.algorithm.adv_estimator,
             idle,
         )
+
+
+def _warn_of_memory(cfg: PPOConfig) -> None:
+    from paceline.trainer.ppo.memory import available_memory, memory_warning, plan_memory
+
+    warning = memory_warning(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
+    if warning:
+        logger.warning("%s", warning)
 
 
 def configure_logging() -> None:
@@ -265,11 +294,28 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     """The command line of a `@hydra.main` function: --help at once, and all bad overrides in one message."""
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
-        sys.stdout.write(render_help("paceline.trainer.main_ppo"))
+        sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
-    with errors_as_exit_codes():
+    with errors_as_exit_codes(), _hydra_errors_as_ours():
         sys.argv[1:] = check_overrides(arguments)
-    hydra_main()
+        hydra_main()
+
+
+@contextmanager
+def _hydra_errors_as_ours() -> Iterator[None]:
+    """What Hydra says of a yaml or an override as a ConfigError; by itself it shows a traceback for a broken yaml."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        cause = f" {error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
+        raise ConfigError(f"{error}{cause}") from error
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
 
 
 if __name__ == "__main__":

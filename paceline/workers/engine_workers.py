@@ -7,40 +7,48 @@ model. Every method answers with a future. Inputs are read only; outputs are new
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from paceline.config import (
-    ActorConfig,
     ActorRolloutRefConfig,
     CriticConfig,
+    FrozenFsdpConfig,
+    FsdpConfig,
     ModelConfig,
     OptimConfig,
+    PolicyModelConfig,
     RefConfig,
     RewardModelConfig,
     RolloutConfig,
 )
+from paceline.config.pools import tensor_parallel_size
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
+from paceline.engine.distributed import ensure_process_group
+from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind, build_model
 from paceline.engine.registry import get_engine
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto
+from paceline.report.files import storage_error
 from paceline.rewards.combine import at_last_token
-from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
+from paceline.rollout.base import DTYPES, RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.registry import get_rollout
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.rng import RoleRng
+from paceline.workers.weight_sync import in_buckets
 
 logger = logging.getLogger(__name__)
 
@@ -71,10 +79,27 @@ def micro_batches(rows: int, dynamic: bool, max_tokens: int) -> dict[str, int]:
     return {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": rows}
 
 
-def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
-    """Of the backend that the section names; 1 if that has no tensor parallelism."""
-    backends = {"megatron": section.megatron, "torchtitan": section.torchtitan}
-    return backends[section.strategy].tensor_model_parallel_size if section.strategy in backends else 1
+@contextmanager
+def _write_errors_in_words(folder: str) -> Iterator[None]:
+    """What comes out of a block that only writes files: torch and safetensors have errors of their own."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise storage_error(Path(folder), error) from error
+
+
+def dealt_mini_batches(data: DataProto) -> Iterator[tuple[DataProto, MiniBatch]]:
+    """This rank's rows of each mini-batch, and its counts, in the order that the driver dealt (`deal_mini_batches`)."""
+    for _ in range(data.meta_info["passes"]):
+        start = 0
+        for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
+            yield data[start : start + mini_batch.rows_per_shard], mini_batch
+            start += mini_batch.rows_per_shard
+
+
+def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
+    """The adapters that are trained; None: all weights are."""
+    return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
 
 
 class EngineWorker(Worker):
@@ -87,6 +112,7 @@ class EngineWorker(Worker):
         self.rng = RoleRng(run.seed, role, self.rank)
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
+        self.writing_to = ""
 
     def around_call(self) -> AbstractContextManager[None]:
         """Every call draws from its own role's random state, also in a subclass."""
@@ -101,6 +127,8 @@ class EngineWorker(Worker):
         optim: OptimConfig | None = None,
         grad_clip: float = 1.0,
         tensor_model_parallel_size: int = 1,
+        lora: LoraSpec | None = None,
+        offload: FrozenFsdpConfig | None = None,
     ) -> Engine:
         spec = EngineSpec(
             model=model,
@@ -110,6 +138,9 @@ class EngineWorker(Worker):
             total_optimizer_steps=self.run.total_optimizer_steps,
             device=self.run.device,
             tensor_model_parallel_size=tensor_model_parallel_size,
+            lora=lora,
+            param_offload=offload is not None and offload.param_offload,
+            optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,
         )
         engine = get_engine(strategy)(spec)
         engine.initialize()
@@ -125,17 +156,14 @@ class EngineWorker(Worker):
         temperature: float = 1.0,
         **sizes: int,
     ) -> dict[str, float]:
-        """One optimizer step per mini-batch, in the order that the driver dealt (`deal_mini_batches`).
+        """One optimizer step per mini-batch.
 
         `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`. Gives the metrics of all steps together.
         """
         steps: list[dict[str, float]] = []
         skipped = 0
-        for _ in range(data.meta_info["passes"]):
-            start = 0
-            for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
-                shard = data[start : start + mini_batch.rows_per_shard]
-                start += mini_batch.rows_per_shard
+        with engine.on_device(optimizer=True):
+            for shard, mini_batch in dealt_mini_batches(data):
                 try:
                     steps.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
                 except NonFiniteError as error:  # on all ranks alike, before any weight has changed
@@ -161,17 +189,19 @@ class EngineWorker(Worker):
         What is saved is the state of this moment; the files are written while later calls run. `finish_checkpoint`
         must follow.
         """
-        self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
+        with _write_errors_in_words(folder):
+            self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
         if self.trained_engine is not None:
             snapshot = self.trained_engine.snapshot()
-            self.writing = self.writer.submit(self.trained_engine.write, snapshot, folder)
+            self.writing, self.writing_to = self.writer.submit(self.trained_engine.write, snapshot, folder), folder
 
     @role_method(Dispatch.ONE_TO_ALL)
     def finish_checkpoint(self) -> None:
         """Wait until the files are on disk; raises if they could not be written."""
         writing, self.writing = self.writing, None
         if writing is not None:
-            writing.result()
+            with _write_errors_in_words(self.writing_to):
+                writing.result()
 
     @role_method(Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, folder: str) -> None:
@@ -197,10 +227,16 @@ class ActorRolloutRefWorker(EngineWorker):
         self.reference: Engine | None = None
         self.rollout: RolloutEngine | None = None
         self.rollout_is_stale = False
+        self.outgoing: Iterator[dict[str, torch.Tensor]] = iter(())
 
     @property
     def trained_engine(self) -> Engine | None:
         return self.actor
+
+    @property
+    def reference_is_actor(self) -> bool:
+        """Whether the reference is the actor's model without its adapters, and no second copy."""
+        return self.is_actor and lora_of(self.config.model) is not None
 
     @role_method(Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -213,15 +249,20 @@ class ActorRolloutRefWorker(EngineWorker):
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                lora=lora_of(config.model),
+                offload=config.actor.fsdp_config,
             )
-        if self.is_ref:
+        if self.is_ref and not self.reference_is_actor:
             self.reference = self.build_engine(
                 config.actor.strategy,
                 config.model,
                 kind="causal_lm",
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                offload=config.ref.fsdp_config,
             )
         if self.is_rollout:
+            if config.rollout.tensor_model_parallel_size > 1:  # these ranks share engines, and may have no actor
+                ensure_process_group(self.run.device)
             self.rollout = self._build_rollout()
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
 
@@ -236,18 +277,26 @@ class ActorRolloutRefWorker(EngineWorker):
                 eos_token_ids=frozenset(self.run.eos_token_ids) - {None},
                 pad_token_id=self.run.pad_token_id,
                 device=self.run.device,
+                dtype=DTYPES[self.config.rollout.dtype or self.config.model.compute_dtype],
             )
         )
 
     def _module_to_sample_from(self) -> PreTrainedModel:
         """The actor's own module where it lies whole in this process, else a copy that follows it."""
         shared = self.actor.module if self.actor is not None else None
-        model = build_model(self.config.model, "causal_lm", train=False) if shared is None else shared
-        return model.to(self.run.device)
+        if shared is not None:
+            return shared
+        return build_model(self.config.model, "causal_lm", train=False).to(self.run.device)
 
     def on_new_weights(self) -> None:
         # A copy is refreshed when it is next used, so that a save between two updates costs no gather.
-        self.rollout_is_stale = self.is_rollout and (self.rollout.keeps_own_weights or self.actor.module is None)
+        self.rollout_is_stale = self.is_rollout and not self._samples_from_actor
+
+    @property
+    def _samples_from_actor(self) -> bool:
+        """Whether the rollout uses the actor's own module."""
+        shared = self.actor is not None and self.actor.module is not None
+        return shared and not self.rollout.keeps_own_weights
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
@@ -256,9 +305,28 @@ class ActorRolloutRefWorker(EngineWorker):
             self.rollout.update_weights(self.actor.named_full_weights())
             self.rollout_is_stale = False
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
-        completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
+        # The actor's own module may be offloaded.
+        with self.actor.on_device() if self._samples_from_actor else nullcontext():
+            completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         self.rollout.sleep()
         return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def count_weight_buckets(self) -> int:
+        """Into how many parts `send_weights` divides the policy."""
+        return sum(1 for _ in in_buckets(self.actor.named_full_weights()))
+
+    @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
+    def send_weights(self, bucket: int) -> DataProto:
+        """One part of the policy's whole weights, for a rollout in other processes. Parts are asked for in order."""
+        if bucket == 0:
+            self.outgoing = in_buckets(self.actor.named_full_weights())
+        return DataProto(meta_info={"weights": next(self.outgoing)})
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def receive_weights(self, *buckets: DataProto) -> None:
+        """All parts that the actor sent."""
+        self.rollout.update_weights(item for bucket in buckets for item in bucket.meta_info["weights"].items())
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -271,9 +339,11 @@ class ActorRolloutRefWorker(EngineWorker):
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs of the responses under the frozen reference."""
-        output = self.reference.infer_batch(
-            data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.ref)
-        )
+        engine = self.actor if self.reference_is_actor else self.reference
+        with engine.without_adapter():
+            output = engine.infer_batch(
+                data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.ref)
+            )
         return DataProto.from_dict(tensors={"ref_log_prob": output["log_probs"]})
 
     @role_method(Dispatch.DP_COMPUTE_METRIC)
@@ -331,6 +401,7 @@ class TrainingWorker(EngineWorker):
                 optim=config.optim,
                 grad_clip=config.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config),
+                offload=config.model.fsdp_config,
             )
 
     def init_reward_model(self, config: RewardModelConfig) -> None:
@@ -341,6 +412,7 @@ class TrainingWorker(EngineWorker):
             model,
             kind="sequence_classification",
             tensor_model_parallel_size=tensor_parallel_size(config),
+            offload=model.fsdp_config,
         )
         policy, judge = (
             load_tokenizer(path, trust_remote_code=model.trust_remote_code)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from paceline.errors import RewardError
 from paceline.protocol import DataProto
@@ -36,9 +37,20 @@ class RewardWorker(Worker):
                 f"the reward function, called with return_dict=True, gave a {type(result).__name__}; it must give a "
                 f"dict with `reward_tensor` (batch, response) and, if it likes, `{EXTRA_INFO}`."
             )
-        info = result.get(EXTRA_INFO, {})
+        rewards, info = result["reward_tensor"], result.get(EXTRA_INFO, {})
+        _check(rewards, info, data)
         rows = np.empty(len(data), dtype=object)
         rows[:] = [{name: values[row] for name, values in info.items()} for row in range(len(data))]
-        return DataProto.from_dict(
-            tensors={"token_level_scores": result["reward_tensor"]}, non_tensors={EXTRA_INFO: rows}
-        )
+        return DataProto.from_dict(tensors={"token_level_scores": rewards.float()}, non_tensors={EXTRA_INFO: rows})
+
+
+def _check(rewards: Any, info: Any, data: DataProto) -> None:
+    """What a reward function of the user's own making gave must fit the batch."""
+    wanted = tuple(data.batch["responses"].shape)
+    shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None
+    if shape != wanted:
+        found = f"a tensor {shape}" if shape is not None else f"a {type(rewards).__name__}"
+        raise RewardError(f"the reward function gave {found} as `reward_tensor`; it must be a tensor {wanted}.")
+    lengths = {name: len(values) for name, values in info.items()}
+    if any(length != len(data) for length in lengths.values()):
+        raise RewardError(f"`{EXTRA_INFO}` must have a value for each of {len(data)} rows; it has {lengths}.")

@@ -23,10 +23,11 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from paceline.config import ModelConfig, OptimConfig
+from paceline.config import ModelConfig, OptimConfig, TrainedModelConfig
 from paceline.engine import Engine, EngineSpec, get_engine, logprobs
 from paceline.engine.base import LossFn
 from paceline.engine.checkpoint import full_tensor
+from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind
 from paceline.engine.own_model import OwnModelEngine
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
@@ -120,7 +121,7 @@ LOSSES: dict[ModelKind, LossFn] = {"causal_lm": policy_loss, "value": value_loss
 
 OPTIM = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.1)
 # Ways to make the same update: settings of the model, micro-batches, and logits that exist at a time.
-PACKED = ModelConfig(use_remove_padding=True)
+PACKED = TrainedModelConfig(use_remove_padding=True)
 MANY_LOGITS, FEW_LOGITS = logprobs.CHUNK_ELEMENTS, 300
 VARIANTS: dict[str, tuple[ModelConfig, dict[str, int], int]] = {
     "rows of 1": (ModelConfig(), {"micro_batch_size": 1}, MANY_LOGITS),
@@ -133,6 +134,8 @@ VARIANTS: dict[str, tuple[ModelConfig, dict[str, int], int]] = {
     "logits in chunks": (ModelConfig(), {"micro_batch_size": NUM_ROWS}, FEW_LOGITS),
     "packed logits in chunks": (PACKED, {"micro_batch_size": NUM_ROWS}, FEW_LOGITS),
 }
+
+LORA = LoraSpec(rank=3, alpha=6)
 
 # The gradient itself is looked at, so it is not clipped.
 SPEC = EngineSpec(model=ModelConfig(), kind="causal_lm", optim=OPTIM, grad_clip=1e6, total_optimizer_steps=STEPS)
@@ -190,6 +193,7 @@ def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
                 {
                     name.replace("_fsdp_wrapped_module.", ""): full_tensor(parameter.grad).clone()
                     for name, parameter in engine.model.named_parameters()
+                    if parameter.requires_grad
                 }
             )
 
@@ -286,7 +290,7 @@ def train_with_uneven_shards(rank: Rank) -> None:
 
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
-    spec = replace(SPEC, model=ModelConfig(enable_gradient_checkpointing=True))
+    spec = replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True))
     if not rank.backend.recomputes:
         rank.seen["checkpointing/refused"] = failure(ConfigError, lambda: rank.engine(spec))
         return
@@ -361,6 +365,81 @@ def save_and_load(rank: Rank, folder: Path, reference: Path) -> None:
     rank.seen["saved/missing"] = failure(CheckpointError, lambda: engine.load(folder / "nowhere"))
 
 
+def train_adapters(rank: Rank, folder: Path, reference: Path) -> None:
+    """Only the adapters train; with them off the model is the base; a checkpoint holds them alone."""
+    spec = replace(SPEC, lora=LORA)
+    strategy = get_engine(rank.backend.strategy)
+    rank.seen["lora/supported"] = strategy.takes_lora
+    if not strategy.takes_lora:
+        rank.seen["lora/refused"] = failure(ConfigError, lambda: rank.engine(spec))
+        return
+    data = rank.shard(make_mini_batch())
+    engine = rank.engine(spec)
+    rank.seen["lora/start"] = full_weights(engine)
+    gradients = record_gradients(engine)
+    metrics = rank.train(engine, steps=STEPS_BEFORE_SAVE)
+    engine.save(folder / "lora")
+    rank.seen["lora/at_save"] = full_weights(engine)
+    metrics += rank.train(engine, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
+    rank.seen["lora/metrics"], rank.seen["lora/gradients"] = metrics, gradients[1]
+    rank.seen["lora/weights"] = full_weights(engine)
+    rank.seen["lora/infer"] = engine.infer_batch(data, micro_batch_size=2, temperature=TEMPERATURE)
+    with engine.without_adapter():
+        rank.seen["lora/reference"] = engine.infer_batch(data, micro_batch_size=2, temperature=TEMPERATURE)
+    recomputed = replace(spec, model=replace(PACKED, enable_gradient_checkpointing=True))
+    rank.seen["lora/recomputed"] = rank.train(rank.engine(recomputed), steps=2, max_tokens=16)
+    for name, source in {"resumed": folder / "lora", "resumed_from_reference": reference / "lora"}.items():
+        other = rank.engine(spec)
+        rank.train(other, steps=1, first=9)  # Leaves nothing of its own behind.
+        other.load(source)
+        rank.seen[f"lora/{name}/loaded"] = full_weights(other)
+        rank.train(other, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
+        rank.seen[f"lora/{name}"] = full_weights(other)
+
+
+def train_in_bfloat16(rank: Rank) -> None:
+    """Passes in bfloat16, weights, gradients and moments in float32."""
+    models = {
+        "padded": TrainedModelConfig(compute_dtype="bfloat16"),
+        "packed and recomputed": replace(PACKED, compute_dtype="bfloat16", enable_gradient_checkpointing=True),
+    }
+    if not get_engine(rank.backend.strategy).takes_bfloat16:
+        spec = replace(SPEC, model=models["padded"])
+        rank.seen["bfloat16/refused"] = failure(ConfigError, lambda: rank.engine(spec))
+        return
+    for name, model in models.items():
+        engine = rank.engine(replace(SPEC, model=model))
+        rank.seen[f"bfloat16/{name}/infer"] = engine.infer_batch(
+            rank.shard(make_mini_batch()), micro_batch_size=2, temperature=TEMPERATURE
+        )
+        gradients = record_gradients(engine)
+        rank.seen[f"bfloat16/{name}/metrics"] = rank.train(engine, steps=2)
+        rank.seen[f"bfloat16/{name}/gradients"] = gradients[0]
+        moments = [value for state in engine.optimizer.state.values() for value in state.values()]
+        rank.seen[f"bfloat16/{name}/dtypes"] = {tensor.dtype for tensor in (*engine.model.parameters(), *moments)}
+    slow = rank.engine(replace(SPEC, model=models["padded"], optim=OptimConfig(lr=1e-6)))
+    rank.seen["bfloat16/before"] = full_weights(slow)
+    rank.train(slow, steps=2)
+    rank.seen["bfloat16/after"] = full_weights(slow)
+    value = replace(SPEC, kind="value", model=models["padded"])
+    rank.seen["bfloat16/value/metrics"] = rank.train(rank.engine(value, rank.models.untied), steps=2)
+
+
+def offload(rank: Rank, folder: Path) -> None:
+    """Training, saving and loading while nothing is on the device between calls."""
+    spec = replace(SPEC, param_offload=True, optimizer_offload=True)
+    if not get_engine(rank.backend.strategy).takes_offload:
+        rank.seen["offloaded/refused"] = failure(ConfigError, lambda: rank.engine(spec))
+        return
+    engine = rank.engine(spec)
+    rank.train(engine, steps=STEPS_BEFORE_SAVE)
+    engine.save(folder / "offloaded")
+    other = rank.engine(spec)
+    other.load(folder / "offloaded")
+    rank.train(other, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
+    rank.seen["offloaded/weights"] = full_weights(other)
+
+
 def move(rank: Rank) -> None:
     """On a machine without accelerator there is one place to be; training goes on there."""
     engine = rank.engine()
@@ -396,6 +475,9 @@ def run_scenarios(backend: Backend, models: Models, folder: Path, reference: Pat
     clip(this)
     stop_before_non_finite_steps(this)
     save_and_load(this, folder, reference)
+    train_adapters(this, folder, reference)
+    train_in_bfloat16(this)
+    offload(this, folder)
     move(this)
     return this.seen
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,11 @@ def run(backend: Backend, models: Models, reference: Run, tmp_path_factory: pyte
 def skip_unless_packed(run: Run, name: str = "packed") -> None:
     if "packed" in name and not run.backend.packs:
         pytest.skip(f"{run.backend.strategy} refuses to pack")
+
+
+def skip_if_refused(run: Run, what: str) -> None:
+    if f"{what}/refused" in run.ranks[0]:
+        pytest.skip(f"{run.backend.strategy} refuses {what}")
 
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
@@ -305,6 +310,9 @@ def test_what_a_backend_can_not_do_is_refused_with_what_to_set(run: Run) -> None
         assert (
             run.backend.recomputes or "set model.enable_gradient_checkpointing=False" in seen["checkpointing/refused"]
         )
+        engine = get_engine(run.backend.strategy)
+        assert engine.takes_bfloat16 or "set model.compute_dtype=float32" in seen["bfloat16/refused"]
+        assert engine.takes_offload or "set param_offload=False" in seen["offloaded/refused"]
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:
@@ -379,6 +387,94 @@ def test_saved_weights_are_a_hugging_face_model(run: Run) -> None:
 def test_a_missing_checkpoint_is_an_error_on_every_rank(run: Run) -> None:
     for seen in run.ranks:
         assert "nowhere" in seen["saved/missing"]
+
+
+def test_adapters_train_as_on_the_reference_backend(run: Run, reference: Run, models: Models) -> None:
+    """What `local` does is held to an obvious implementation in the unit tests."""
+    if not run["lora/supported"]:
+        assert "set strategy=local or fsdp2" in run["lora/refused"]
+        return
+    base = dict(AutoModelForCausalLM.from_pretrained(models.tied).state_dict())
+    for seen in run.ranks:
+        assert scenarios.equal(seen["lora/start"], base)
+        for metrics, expected in zip(seen["lora/metrics"], reference["lora/metrics"], strict=True):
+            close_metrics(metrics, expected)
+        for metrics, expected in zip(seen["lora/recomputed"], reference["lora/metrics"], strict=False):
+            close_metrics(metrics, expected)
+        close(seen["lora/gradients"], reference["lora/gradients"], 1e-5)
+        close(seen["lora/weights"], reference["lora/weights"], 1e-5)
+        kept = {name for name in base if torch.equal(seen["lora/weights"][name], base[name])}
+        assert {name for name in base if "_proj.weight" in name} == base.keys() - kept
+    assert set(run["lora/gradients"]) == set(reference["lora/gradients"])
+    assert all(".lora_" in name for name in run["lora/gradients"])
+
+
+def test_without_its_adapters_a_trained_model_is_the_one_it_started_from(run: Run, reference: Run) -> None:
+    if run["lora/supported"]:
+        close(run.rows("lora/reference"), reference.rows("infer/causal_lm/1"), 1e-5)
+        assert (run.rows("lora/infer")["log_probs"] - run.rows("lora/reference")["log_probs"]).abs().max() > 0.1
+
+
+def test_adapters_are_saved_alone_and_resumed_bit_for_bit(run: Run, reference: Run) -> None:
+    if not run["lora/supported"]:
+        return
+    files = {"adapter_config.json", "adapter_model.safetensors", "optimizer.pt"}
+    assert {path.name for path in (run.folder / "lora").iterdir()} == files
+    for seen in run.ranks:
+        assert scenarios.equal(seen["lora/resumed/loaded"], seen["lora/at_save"])
+        assert scenarios.equal(seen["lora/resumed"], seen["lora/weights"])
+        assert scenarios.equal(seen["lora/resumed_from_reference/loaded"], reference["lora/at_save"])
+        close(seen["lora/resumed_from_reference"], reference["lora/weights"], 1e-5)
+
+
+def test_the_reference_backend_goes_on_from_this_backends_adapters(run: Run, reference: Run, models: Models) -> None:
+    if not run["lora/supported"]:
+        return
+    rank = scenarios.Rank(reference.backend, models, rank=0)
+    engine = rank.engine(replace(scenarios.SPEC, lora=scenarios.LORA))
+    engine.load(run.folder / "lora")
+    assert scenarios.equal(scenarios.full_weights(engine), run["lora/at_save"])
+    rank.train(engine, steps=STEPS - scenarios.STEPS_BEFORE_SAVE, first=scenarios.STEPS_BEFORE_SAVE)
+    close(scenarios.full_weights(engine), run["lora/weights"], 1e-5)
+
+
+@pytest.mark.parametrize("name", ["padded", "packed and recomputed"])
+def test_bfloat16_passes_are_near_those_in_float32(run: Run, reference: Run, name: str) -> None:
+    skip_if_refused(run, "bfloat16")
+    exact = reference.rows("infer/causal_lm/1")
+    for column, values in run.rows(f"bfloat16/{name}/infer").items():
+        error = (values - exact[column]).abs().max()
+        assert 1e-4 < error < 0.15, column
+    gradients = reference["train/causal_lm/gradients"]
+    for seen in run.ranks:
+        assert seen[f"bfloat16/{name}/dtypes"] == {torch.float32}
+        metrics = zip(seen[f"bfloat16/{name}/metrics"], reference["train/causal_lm/metrics"], strict=False)
+        for one, other in metrics:
+            assert one["loss"] == pytest.approx(other["loss"], abs=0.02)
+            assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=0.03)
+        for parameter, gradient in seen[f"bfloat16/{name}/gradients"].items():
+            similarity = torch.cosine_similarity(gradient.flatten(), gradients[parameter].flatten(), dim=0)
+            assert similarity > 0.98, parameter  # and so it is finite
+
+
+def test_values_in_bfloat16_are_near_those_in_float32(run: Run, reference: Run) -> None:
+    skip_if_refused(run, "bfloat16")
+    for one, other in zip(run["bfloat16/value/metrics"], reference["train/value/metrics"], strict=False):
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.03)
+
+
+def test_steps_that_bfloat16_could_not_hold_are_not_lost(run: Run) -> None:
+    skip_if_refused(run, "bfloat16")
+    before, after = run["bfloat16/before"], run["bfloat16/after"]
+    matrices = [name for name in before if "_proj.weight" in name]
+    for name in matrices:
+        assert (before[name] != after[name]).float().mean() > 0.99
+        assert (before[name].bfloat16() != after[name].bfloat16()).float().mean() < 0.05
+
+
+def test_offloading_between_calls_changes_nothing(run: Run) -> None:
+    skip_if_refused(run, "offloaded")
+    assert scenarios.equal(run["offloaded/weights"], run["train/causal_lm/weights"])
 
 
 def test_moving_the_engine_does_not_change_training(run: Run) -> None:

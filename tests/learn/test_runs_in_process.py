@@ -21,6 +21,7 @@ from paceline.trainer.ppo import run_lock as run_lock_module
 from paceline.trainer.ppo.groups import count_optimizer_steps
 from paceline.trainer.ppo.ray_trainer import Later, RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
+from paceline.workers import weight_sync
 from tests.in_process import build_in_process, train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
@@ -84,6 +85,35 @@ def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
     crash_in(build_in_process(config(material, tmp_path)), method, step, monkeypatch)
     train_in_process(config(material, tmp_path))
     assert results(tmp_path) == results(whole)
+
+
+APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
+
+
+def test_a_rollout_on_a_pool_of_its_own_gives_the_same_numbers_and_resumes(
+    material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 4096)
+    trainer = build_in_process(config(material, tmp_path, **APART))
+    assert trainer._num_weight_buckets > 3
+    crash_in(trainer, "generate", 4, monkeypatch)
+    train_in_process(config(material, tmp_path, **APART))
+    # A copy of the weights lies elsewhere in memory, which may change the last bit of a matrix product.
+    last_bits = "training/rollout_probs_diff"
+    assert results(tmp_path, last_bits) == results(whole, last_bits)
+
+
+def test_the_critics_devices_generate_their_share_with_the_same_weights(material: Path, tmp_path: Path) -> None:
+    split = {"trainer__n_gpus_per_node": 2, "trainer__placement__name": "split"}
+    both = {"trainer__placement__rollout_on": ["actor_rollout_ref_pool", "critic_pool"]}
+    train_in_process(config(material, tmp_path, **split, **both))
+    lines = read_metrics(tmp_path)
+    assert max(line.get("training/rollout_probs_diff_max", 0.0) for line in lines[1:]) < 1e-5
+    assert {"timing_s/send_weights", "timing_s/receive_weights"} <= lines[3].keys()
+    events = json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    generating = {rows[event["tid"]].split()[0] for event in events if event["name"] == "generate_sequences"}
+    assert generating == {"actor_rollout_ref_pool", "critic_pool"}
 
 
 def test_the_critic_alone_learns_during_its_warm_up(whole: Path) -> None:

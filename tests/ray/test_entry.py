@@ -14,14 +14,15 @@ from omegaconf import DictConfig
 
 from paceline.errors import PacelineError, WorkerError
 from paceline.trainer.main_ppo import run_ppo
+from tests.stand_ins import write_model_folder, write_parquet
 
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     for name in ("NCCL_DEBUG", "VLLM_LOGGING_LEVEL", "TRANSFER_QUEUE_ENABLE"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "train.parquet").write_bytes(b"PAR1....PAR1")
-    (tmp_path / "config.json").write_text("{}")
+    write_parquet(tmp_path / "train.parquet")
+    write_model_folder(tmp_path)
     return {
         "data": {"train_files": str(tmp_path / "train.parquet")},
         "actor_rollout_ref": {"model": {"path": str(tmp_path)}},

@@ -1,8 +1,12 @@
-"""Whole PPO and GRPO runs on real Ray workers: one loop, the same numbers in every placement, exact resume."""
+"""Whole PPO and GRPO runs on real Ray workers: one loop, the same numbers in every placement, exact resume.
+
+What is compared with them and needs no Ray itself runs in this process, which also shows that Ray changes no number.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import ray
 
 from paceline.trainer.main_ppo import run_ppo
+from tests.in_process import train_in_process
 from tests.mixed import CODE, HH, make_mixed_material, mixed_config
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
@@ -36,15 +41,19 @@ GRPO = {
 }
 
 
+def train_on_ray(config: dict[str, Any]) -> None:
+    run_ppo(as_omegaconf(config))
+
+
 @pytest.fixture(scope="module")
 def finished(material: Path, tmp_path_factory: pytest.TempPathFactory):
     """Runs by name, each done once for all tests of this file."""
     done: dict[str, Path] = {}
     folder = tmp_path_factory.mktemp("runs")
 
-    def run(name: str, **changes: Any) -> Path:
+    def run(name: str, train: Callable[[dict[str, Any]], None] = train_on_ray, **changes: Any) -> Path:
         if name not in done:
-            run_ppo(as_omegaconf(base_config(material, folder / name, **changes)))
+            train(base_config(material, folder / name, **changes))
             done[name] = folder / name
         return done[name]
 
@@ -64,8 +73,15 @@ def test_ppo_gives_the_same_numbers_colocated_and_split(finished) -> None:
     assert colocated == split
 
 
+def test_ppo_gives_the_same_numbers_with_the_rollout_on_a_pool_of_its_own(finished) -> None:
+    apart = ppo(finished, {"trainer__placement__rollout_devices": 1, "trainer__n_gpus_per_node": 2}, "ppo-apart")
+    last_bits = "training/rollout_probs_diff"  # a copy of the weights lies elsewhere in memory
+    assert results(apart, last_bits) == results(ppo(finished, {}, "ppo"), last_bits)
+    assert max(line.get("training/rollout_probs_diff_max", 0.0) for line in read_metrics(apart)) < 1e-6
+
+
 def test_grpo_runs_without_a_critic_and_gives_the_same_numbers_colocated_and_split(finished) -> None:
-    colocated = results(finished("grpo", **GRPO))
+    colocated = results(finished("grpo", train=train_in_process, **GRPO))
     split = results(finished("grpo-split", **GRPO, **SPLIT))
     assert colocated == split
     assert "critic/vf_loss" not in colocated[-1]
@@ -78,8 +94,8 @@ def test_rule_reward_model_and_code_in_one_batch_give_the_same_numbers_colocated
     tmp_path: Path,
 ) -> None:
     material = make_mixed_material(tmp_path / "material")
-    run_ppo(as_omegaconf(mixed_config(material, tmp_path / "colocated", trainer__overlap="none")))
-    run_ppo(as_omegaconf(mixed_config(material, tmp_path / "split", reward_model__num_workers=2, **SPLIT)))
+    train_in_process(mixed_config(material, tmp_path / "colocated", trainer__overlap="none"))
+    train_on_ray(mixed_config(material, tmp_path / "split", reward_model__num_workers=2, **SPLIT))
     colocated, split = results(tmp_path / "colocated"), results(tmp_path / "split")
     assert colocated == split
     assert colocated[-1][f"reward/{HH}/model_score"] != 0.0
@@ -91,11 +107,11 @@ def test_rule_reward_model_and_code_in_one_batch_give_the_same_numbers_colocated
 def test_a_run_stopped_and_resumed_equals_one_that_was_not(finished, material: Path) -> None:
     whole = ppo(finished, {}, "ppo")
     changes = {"trainer__save_freq": 2, "trainer__test_freq": 2, "actor_rollout_ref__actor__ppo_epochs": 2}
-    stopped = finished("stopped", trainer__total_training_steps=2, **changes)
+    stopped = finished("stopped", train=train_in_process, trainer__total_training_steps=2, **changes)
     # What a crash between a checkpoint and the end leaves: lines of steps that will be done again.
     with (stopped / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 3, "actor/pg_loss": 99.0}) + '\n{"step": 4, "torn')
-    run_ppo(as_omegaconf(base_config(material, stopped, **changes)))
+    train_in_process(base_config(material, stopped, **changes))
     assert results(stopped) == results(whole)
 
 

@@ -9,6 +9,7 @@ import pytest
 import ray
 
 from paceline.trainer.main_ppo import run_ppo
+from tests.in_process import train_in_process
 from tests.replay import ReplayRunner
 from tests.runs import as_omegaconf, base_config, make_material, results
 
@@ -37,11 +38,8 @@ def test_two_sharded_ranks_train_like_one_process_on_recorded_responses(tmp_path
     run = tmp_path / "one"
     older = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": str(run / "checkpoints/global_step_2")}
     two_ranks = {"trainer__n_gpus_per_node": 2, **FSDP2}
-    for name, placement in {
-        "one": {"trainer__save_freq": 2},
-        "two": two_ranks,
-        "moved": {**two_ranks, **older},
-    }.items():
+    train_in_process(base_config(material, run, **changes, trainer__save_freq=2), ReplayRunner)
+    for name, placement in {"two": two_ranks, "moved": {**two_ranks, **older}}.items():
         config = base_config(material, tmp_path / name, **changes, **placement)
         run_ppo(as_omegaconf(config), task_runner_class=ReplayRunner)
     one, two, moved = (results(tmp_path / name) for name in ("one", "two", "moved"))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
+from paceline.errors import WorkerError
 from paceline.trainer.main_ppo import run_ppo
-from tests.faults import FAULTS, POINTS, FaultyRunner
+from tests.faults import FAULTS, POINTS, FaultyRunner, UnsavedRunner
+from tests.in_process import train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, results
 
 SPLIT = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}
+ONE_DEVICE = {"trainer__placement__name": "colocated", "trainer__n_gpus_per_node": 1}
 
 
 @pytest.fixture
@@ -30,7 +35,7 @@ def test_a_run_survives_deaths_in_generation_updates_checkpoint_and_driver(
 ) -> None:
     material = make_material(tmp_path / "material")
     settings = {"trainer__total_training_steps": 6, "trainer__save_freq": 1, **SPLIT}
-    run_ppo(as_omegaconf(base_config(material, tmp_path / "undisturbed", **settings)))
+    train_in_process(base_config(material, tmp_path / "undisturbed", **(settings | ONE_DEVICE)))
     disturbed = base_config(material, tmp_path / "disturbed", trainer__max_restarts=len(POINTS), **settings)
     run_ppo(as_omegaconf(disturbed), task_runner_class=FaultyRunner)
     assert sorted(os.listdir(faults)) == sorted(POINTS)
@@ -42,4 +47,22 @@ def test_a_run_survives_deaths_in_generation_updates_checkpoint_and_driver(
         "critic rank 0 failed in save_checkpoint",
         "task_runner rank 0 failed in run",
     ):
-        assert words in caplog.text
+        assert re.search(
+            rf"{words}: its process \(pid .* on .*\) was killed by SIGKILL.*; last seen .* GB free", caplog.text
+        )
+
+
+def test_a_rank_that_cannot_save_ends_the_run_though_the_others_wait_for_it(
+    faults: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others are in a collective, which would wait for half an hour."""
+    material = make_material(tmp_path / "material")
+    changes = {"actor_rollout_ref__actor__strategy": "fsdp2", "trainer__n_gpus_per_node": 2, "trainer__save_freq": 1}
+    config = base_config(material, tmp_path / "run", algorithm__adv_estimator="remax", **changes)
+    with pytest.raises(WorkerError, match="actor_rollout rank 0 failed in save_checkpoint: OSError: no space left"):
+        run_ppo(as_omegaconf(config), task_runner_class=UnsavedRunner)
+    assert "set trainer.save_freq; trainer.max_restarts=3" in caplog.text
+    pids = [actor["Pid"] for actor in ray._private.state.actors().values()]
+    assert len(pids) >= 4  # two devices, the reward process and the driver
+    _, alive = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=20)
+    assert not alive

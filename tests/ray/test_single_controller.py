@@ -219,6 +219,16 @@ def test_simple_dispatch_modes(three):
     assert three.on_last(7) == 72
 
 
+def test_it_is_known_what_each_role_is_at(three, two):
+    three.describe(), two.describe()
+    drain_call_records()
+    issued = [three.sleep(0.2), three.shift(batch(3)), two.sleep(0.2)]
+    assert RayWorkerGroup.running_calls() == {"three": "sleep", "two": "sleep"}
+    for future in issued:
+        future.get()
+    assert RayWorkerGroup.running_calls() == {}
+
+
 @pytest.mark.parametrize("rows", [1, 3, 7])
 def test_data_parallel_over_any_number_of_rows(three, rows):
     result = three.shift(batch(rows), by=5).get()

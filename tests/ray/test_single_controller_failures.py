@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import threading
 import time
 
@@ -21,8 +23,11 @@ from paceline.single_controller.ray import (
     RayResourcePool,
     RayWorkerGroup,
     drain_call_records,
+    limited_wait,
     watch,
 )
+
+MEMORY = r"\d+\.\d GB resident, node \d+\.\d of \d+\.\d GB free"
 
 
 def batch(rows: int) -> DataProto:
@@ -59,12 +64,18 @@ class Fragile(Worker):
         return threading.Lock()
 
     @register(Dispatch.ONE_TO_ALL)
+    def segfault(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        time.sleep(600)
+
+    @register(Dispatch.ONE_TO_ALL)
     def join_gloo(self) -> None:
         torch.distributed.init_process_group("gloo")
 
     @register(Dispatch.ONE_TO_ALL, blocking=False)
     def collective(self) -> None:
         if self.rank == 1:
+            print("the barrier is late", file=sys.stderr, flush=True)  # noqa: T201
             time.sleep(600)
         torch.distributed.barrier()
 
@@ -171,8 +182,9 @@ def test_a_killed_worker_is_named_while_its_peer_is_stuck_in_a_collective(steady
         other.get()  # the driver waits for another group
     assert time.monotonic() - started < 10.0
     assert (caught.value.role, caught.value.rank, caught.value.method) == ("doomed", 1, "collective")
-    assert "ActorDiedError" in caught.value.message
-    assert str(pids[1]) in caught.value.message
+    said = rf"its process \(pid {pids[1]} on [\d.]+\) was killed by SIGKILL, .*; last seen \d+ s before: {MEMORY}"
+    assert re.fullmatch(said, caught.value.message)
+    assert caught.value.remote_traceback == "last lines of its stderr:\nthe barrier is late\n"
     for future in (stuck, dependent):
         with pytest.raises(WorkerError, match="doomed rank 1 failed in collective"):
             future.get()
@@ -180,6 +192,23 @@ def test_a_killed_worker_is_named_while_its_peer_is_stuck_in_a_collective(steady
     group.shutdown()
     wait_until_gone(pids)
     steady.pid()  # what the dead group owed does not come up again
+
+
+def test_the_signal_that_ended_a_worker_is_named():
+    group = start("brief", devices=1)
+    with pytest.raises(WorkerError, match=r"was ended by SIGSEGV; last seen .*\n.*\n?.*SIGSEGV received"):
+        group.segfault()
+    group.shutdown()
+
+
+def test_a_wait_can_be_limited(steady):
+    slow = steady.sleep(3.0)
+    with (
+        pytest.raises(WorkerError, match="steady rank 0 failed in sleep: no answer in the time that was left"),
+        limited_wait(0.5),
+    ):
+        slow.get()
+    slow.get()
 
 
 def test_a_stopped_worker_is_noticed_by_its_silence():
@@ -192,6 +221,7 @@ def test_a_stopped_worker_is_noticed_by_its_silence():
     with pytest.raises(WorkerError, match=r"no heartbeat for \d+ s \(pid") as caught:
         pending.get()
     assert 2.0 < time.monotonic() - started < 15.0
+    assert re.search(rf"It was last seen \d+ s before: {MEMORY}\.", caught.value.message)
     assert (caught.value.role, caught.value.rank, caught.value.method) == ("silent", 0, "sleep")
     group.shutdown()
     wait_until_gone([pid])
@@ -228,8 +258,8 @@ def test_a_pool_of_accelerators_that_nobody_has_fails_at_once():
 
 def test_a_pool_that_others_hold_fails_in_time_and_leaves_nothing_behind(steady):
     started = time.monotonic()
-    with pytest.raises(ResourceError, match="was not free within 10 s"):
-        RayWorkerGroup(cpu_pool(3, name="late"), RayClassWithInitArgs(Fragile))
+    with pytest.raises(ResourceError, match="was not free within 3 s"):
+        RayWorkerGroup(cpu_pool(3, name="late"), RayClassWithInitArgs(Fragile), ready_timeout_seconds=3.0)
     assert time.monotonic() - started < 10.0
     states = {entry["name"]: entry["state"] for entry in ray.util.placement_group_table().values()}
     assert states["late"] == "REMOVED"

@@ -16,6 +16,7 @@ LEVELS = {
     "schema": 0,
     "protocol": 0,
     "text": 0,
+    "log_file": 0,
     "config": 1,
     "algorithms": 2,
     "engine": 3,

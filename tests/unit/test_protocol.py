@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import pickle
 import subprocess
 import sys
@@ -67,12 +66,6 @@ def memory(data: DataProto) -> list[int]:
 
 
 # Construction
-
-
-def test_the_example_of_the_module_is_true():
-    result = doctest.testmod(protocol)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_from_single_dict_sorts_columns_by_type_and_copies_nothing():

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_built_wheel_has_the_yaml_files_and_answers_help(tmp_path: Path) -> None:
+def test_a_built_wheel_has_its_data_files_and_answers_help(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in ("paceline", "pyproject.toml", "README.md", "LICENSE"):
@@ -31,6 +31,7 @@ def test_a_built_wheel_has_the_yaml_files_and_answers_help(tmp_path: Path) -> No
     (wheel,) = (tmp_path / "dist").glob("paceline-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert "paceline/trainer/config/ppo_trainer.yaml" in archive.namelist()
+        assert {f"paceline/report/page/page.{kind}" for kind in ("html", "css", "js")} <= set(archive.namelist())
         archive.extractall(tmp_path / "site")
     help_text = subprocess.run(
         [sys.executable, "-m", "paceline.trainer.main_ppo", "--help"],

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from paceline.cli.parser import make_parser
 from paceline.cli.quickstart.task import DATA_SOURCE, split_sums, write_parquet
 
 if TYPE_CHECKING:
@@ -176,9 +177,10 @@ def _fill_data(config: DictConfig, material: Path) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="paceline quickstart",
-        description="Make a tiny model and a task, and teach it with PPO: a few minutes on a CPU.",
+    parser = make_parser(
+        "quickstart",
+        "Make a tiny model and a task, and teach it with PPO: a few minutes on a CPU.",
+        ("", "--placement split", "trainer.total_training_steps=4 trainer.seed=11"),
     )
     parser.add_argument(
         "--placement",

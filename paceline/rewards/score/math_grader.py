@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import atexit
 import logging
-import multiprocessing
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from paceline.rewards.script import start_script
 
 __all__ = ["MathGrader", "shared_grader"]
 
@@ -20,15 +20,11 @@ logger = logging.getLogger(__name__)
 Verdict = bool | None | str
 """Right or wrong; None for a timeout; a message for a failure of the grader."""
 
-_SERVER_FILE = Path(__file__).resolve().with_name("math_server.py")
+_SERVER_FILE = Path(__file__).with_name("math_server.py")
 
 
 class MathGrader:
-    """Grades pairs of answers in processes of their own. Safe to use from several threads and after a fork.
-
-    The server is a plain subprocess, not a multiprocessing child: that would run the main module again, which is
-    pytest, Ray's worker or a script without a `__main__` guard.
-    """
+    """Grades pairs of answers in processes of their own. Safe to use from several threads and after a fork."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -63,20 +59,10 @@ class MathGrader:
     def _connected(self) -> Connection:
         if self._connection is not None and self._owner == os.getpid():
             return self._connection
-        ours, theirs = multiprocessing.Pipe()
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        environment["PYTHONHASHSEED"] = "0"  # sympy's order of terms, and so its speed, would differ from run to run
-        # -P: the folder of the script, which holds a math.py, stays out of the import path.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(_SERVER_FILE), str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-        )
-        theirs.close()
-        self._connection, self._owner = ours, os.getpid()
-        return ours
+        # Else sympy's order of terms, and so its speed, would differ from run to run.
+        self._process, self._connection = start_script(_SERVER_FILE, variables={"PYTHONHASHSEED": "0"})
+        self._owner = os.getpid()
+        return self._connection
 
     def _stop(self) -> None:
         if self._connection is not None:

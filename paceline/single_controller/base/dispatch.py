@@ -164,6 +164,10 @@ def _one_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]
     return [RankCall(rank, args, kwargs) for rank in range(group.world_size)]
 
 
+def _first_answers(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+    return [RankCall(rank, args, kwargs, answers=rank == 0) for rank in range(group.world_size)]
+
+
 def _all_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
     for value in [*args, *kwargs.values()]:
         if not isinstance(value, list | tuple) or len(value) != group.world_size:
@@ -235,6 +239,8 @@ class Dispatch:
 
     ONE_TO_ALL = DispatchMode("ONE_TO_ALL", _one_to_all, as_list)
     """Every rank gets the same arguments; the result is a list."""
+    ONE_TO_ALL_FIRST_ANSWERS = DispatchMode("ONE_TO_ALL_FIRST_ANSWERS", _first_answers, only_one)
+    """Every rank runs with the same arguments; the result is rank 0's, and no other is sent."""
     ALL_TO_ALL = DispatchMode("ALL_TO_ALL", _all_to_all, as_list)
     """Each argument is a list with one item per rank; the result is a list."""
     RANK_ZERO = DispatchMode("RANK_ZERO", _rank_zero, only_one)

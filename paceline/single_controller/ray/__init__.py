@@ -3,7 +3,7 @@
 from paceline.single_controller.ray.colocate import create_colocated_worker_cls
 from paceline.single_controller.ray.group import RayClassWithInitArgs, RayWorkerGroup
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
-from paceline.single_controller.ray.watch import drain_call_records
+from paceline.single_controller.ray.watch import drain_call_records, limited_wait
 
 __all__ = [
     "ProcessPool",
@@ -12,4 +12,5 @@ __all__ = [
     "RayWorkerGroup",
     "create_colocated_worker_cls",
     "drain_call_records",
+    "limited_wait",
 ]

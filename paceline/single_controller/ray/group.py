@@ -17,7 +17,7 @@ from paceline.single_controller.base.dispatch import CollectFn, as_list
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 from paceline.single_controller.ray.processes import WorkerProcesses
 from paceline.single_controller.ray.shell import Call, FromValues, RoleSpec
-from paceline.single_controller.ray.watch import PendingCall, drain_call_records, watch
+from paceline.single_controller.ray.watch import PendingCall, drain_call_records, running_calls, watch
 
 _INLINE_TYPES = (type(None), bool, int, float)
 _INLINE_CHARACTERS = 1000
@@ -108,6 +108,7 @@ class RayWorkerGroup(WorkerGroup):
         self._workers.shutdown()
 
     drain_call_records = staticmethod(drain_call_records)
+    running_calls = staticmethod(running_calls)
 
     def mesh(self, name: str) -> list[MeshRank]:
         # Asked once, by a call that waits its turn behind those issued before: one of them may be what registers it.

@@ -8,12 +8,12 @@ import uuid
 from typing import Any
 
 import ray
-from ray.experimental.internal_kv import _internal_kv_del
 
 from paceline.errors import WorkerError
 from paceline.single_controller.base.worker import WorkerContext
+from paceline.single_controller.ray.heartbeat import forget_beats
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
-from paceline.single_controller.ray.shell import HEARTBEAT_NAMESPACE, Location, RoleSpec, WorkerShell
+from paceline.single_controller.ray.shell import Location, RoleSpec, WorkerShell
 from paceline.single_controller.ray.watch import PendingCall, Process, watch
 
 logger = logging.getLogger(__name__)
@@ -101,5 +101,5 @@ class WorkerProcesses:
         if ray.is_initialized():
             for process in self.processes:
                 ray.kill(process.actor)
-            _internal_kv_del(self._heartbeat_prefix, del_by_prefix=True, namespace=HEARTBEAT_NAMESPACE)
+            forget_beats(self._heartbeat_prefix)
         self.pool.release()

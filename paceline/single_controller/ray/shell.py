@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 import time
 import traceback
 import zlib
@@ -15,18 +14,15 @@ from typing import Any
 
 import ray
 import torch
-from ray.experimental.internal_kv import _internal_kv_put
 
 from paceline.errors import WorkerError
+from paceline.log_file import FORMAT, log_to_file
 from paceline.protocol import DataProto
 from paceline.single_controller.base.dispatch import drop_padding
 from paceline.single_controller.base.records import CallRecord
 from paceline.single_controller.base.worker import WorkerContext, current_context, num_cores
-
-logger = logging.getLogger(__name__)
-
-HEARTBEAT_NAMESPACE = "paceline_heartbeat"
-HEARTBEAT_SECONDS = 1.0
+from paceline.single_controller.ray.death import Place
+from paceline.single_controller.ray.heartbeat import start_heartbeat
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,9 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Location:
+class Location(Place):
     """Where a worker process runs, and a port that is free there."""
 
-    node_id: str
-    node_ip: str
-    pid: int
     port: int
 
 
@@ -88,7 +81,7 @@ class WorkerShell:
         self._rank = rank
         self._workers: dict[str, Any] = {}
         self._contexts: dict[str, WorkerContext] = {}
-        threading.Thread(target=_beat, args=(heartbeat_key,), name="heartbeat", daemon=True).start()
+        start_heartbeat(heartbeat_key)
 
     def __repr__(self) -> str:
         return f"{self._process_roles}[{self._rank}]"  # Ray prefixes this process's output with it
@@ -105,9 +98,11 @@ class WorkerShell:
     def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
         """Set the environment, then construct the worker of every role."""
         start = time.time()
-        # What all ranks have to say, one says.
-        level = logging.INFO if context.rank == 0 else logging.WARNING
-        logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(level=logging.INFO, format=FORMAT)
+        if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
+            for handler in logging.getLogger().handlers:
+                handler.setLevel(logging.WARNING)
+        log_to_file(f"{self._process_roles}_{context.rank}")
         self._pool_name = context.pool_name
         context.export()
         num_threads = num_threads or max(1, num_cores() // context.local_world_size)
@@ -162,15 +157,6 @@ class WorkerShell:
             end=time.time(),
             tag=tag,
         )
-
-
-def _beat(key: str) -> None:
-    while True:
-        try:
-            _internal_kv_put(key, str(time.time()), namespace=HEARTBEAT_NAMESPACE)
-        except Exception:
-            logger.warning("heartbeat %s could not be written", key, exc_info=True)
-        time.sleep(HEARTBEAT_SECONDS)
 
 
 def _fill(call: Call, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:

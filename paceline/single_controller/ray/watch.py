@@ -10,22 +10,23 @@ failure of any call, or by a worker whose heartbeat stops. One watch per driver 
 
 from __future__ import annotations
 
-import glob
 import logging
-import os
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
-from ray.experimental.internal_kv import _internal_kv_get
+from ray.exceptions import RayError, RayTaskError
 
 from paceline.errors import WorkerError
 from paceline.single_controller.base.records import CallRecord
-from paceline.single_controller.ray.shell import HEARTBEAT_NAMESPACE, Location
+from paceline.single_controller.ray.death import DEATHS, explain_death
+from paceline.single_controller.ray.heartbeat import Beat, read_beat
+from paceline.single_controller.ray.shell import Location
 
 logger = logging.getLogger(__name__)
 
@@ -47,12 +48,12 @@ class Process:
     heartbeat_key: str
     heartbeat_timeout_seconds: float
     location: Location | None = None
-    last_beat: bytes | None = None
+    last_beat: Beat | None = None
     last_change: float = field(default_factory=time.monotonic)
 
     def silent_seconds(self) -> float | None:
         """Seconds of silence when they exceed the limit, else None; by the driver's clock, as nodes' clocks differ."""
-        beat = _internal_kv_get(self.heartbeat_key, namespace=HEARTBEAT_NAMESPACE)
+        beat = read_beat(self.heartbeat_key)
         now = time.monotonic()
         if beat != self.last_beat:
             self.last_beat, self.last_change = beat, now
@@ -93,6 +94,7 @@ class CallWatch:
         self._session = ""
         self._last_call_id = 0
         self._next_heartbeat_check = 0.0
+        self.deadline = math.inf
         self._clear()
 
     def _clear(self) -> None:
@@ -129,6 +131,9 @@ class CallWatch:
             if not wanted:
                 break
             self._check_heartbeats()
+            if time.monotonic() > self.deadline:
+                call = min((self._pending[record] for record in wanted), key=lambda call: call.process.rank)
+                raise call.error("no answer in the time that was left after an earlier failure.")
             if time.monotonic() > next_report:
                 next_report += REPORT_SECONDS
                 logger.warning("waiting since %.0f s for %s", time.monotonic() - started, self._describe(wanted))
@@ -147,6 +152,13 @@ class CallWatch:
         records = list(self._records)
         self._records.clear()
         return records
+
+    def running(self) -> dict[str, str]:
+        """The method that each role with unfinished calls is at, or waits for. Another thread may ask."""
+        oldest: dict[Process, PendingCall] = {}
+        for call in list(self._pending.values()):
+            oldest.setdefault(call.process, call)
+        return {call.role: call.method for call in oldest.values()}
 
     def forget(self, processes: Iterable[Process]) -> None:
         """Drop what these processes still owe; nobody waits for it any more."""
@@ -210,11 +222,10 @@ class CallWatch:
             oldest.setdefault(call.process, call)
         for process, call in oldest.items():
             if (seconds := process.silent_seconds()) is not None:
-                where = (
-                    f"pid {process.location.pid} on {process.location.node_ip}" if process.location else "not started"
-                )
+                seen = f" It was {process.last_beat}." if process.last_beat else ""
                 raise call.error(
-                    f"no heartbeat for {seconds:.0f} s ({where}); the process is stopped, starved or its node is gone. "
+                    f"no heartbeat for {seconds:.0f} s ({process.location or 'not started'}); the process is stopped, "
+                    f"starved or its node is gone.{seen} "
                     f"The limit is heartbeat_timeout_seconds={process.heartbeat_timeout_seconds:g}."
                 )
 
@@ -235,9 +246,24 @@ class CallWatch:
 watch = CallWatch()
 
 
+@contextmanager
+def limited_wait(seconds: float) -> Iterator[None]:
+    """Inside, no wait for a call goes on after so many seconds: it ends in a WorkerError."""
+    watch.deadline = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        watch.deadline = math.inf
+
+
 def drain_call_records() -> list[CallRecord]:
     """The records of all calls, of all groups of this process, that finished since the last time."""
     return watch.drain()
+
+
+def running_calls() -> dict[str, str]:
+    """What the worker processes are at: role to method."""
+    return watch.running()
 
 
 def _find_lost(results: Iterable[ray.ObjectRef], calls: Sequence[PendingCall]) -> WorkerError:
@@ -256,19 +282,8 @@ def _to_failure(call: PendingCall, error: RayError) -> Failure:
         if isinstance(error.cause, WorkerError):
             return Failure(call, error.cause, is_death=False)
         return Failure(call, call.error(f"{type(error.cause).__name__}: {error.cause}", str(error)), is_death=False)
-    message = f"{type(error).__name__}: {error}"
-    return Failure(call, call.error(message, _last_words(call.process)), is_death=isinstance(error, RayActorError))
-
-
-def _last_words(process: Process, num_lines: int = 20) -> str:
-    """The end of a dead process's stderr, when its log file is on this node."""
-    node: Any = ray._private.worker._global_node
-    if node is None or process.location is None or process.location.node_ip != ray.util.get_node_ip_address():
-        return ""
-    logs = node.get_logs_dir_path()
-    for path in glob.glob(os.path.join(logs, f"worker-*-{process.location.pid}.err")):
-        with open(path, errors="replace") as file:
-            lines = [line for line in file.readlines()[-num_lines:] if not line.startswith(":")]  # Ray's own marks
-        if lines:
-            return "last lines of its stderr:\n" + "".join(lines)
-    return ""
+    process = call.process
+    if isinstance(error, DEATHS):
+        message, last_words = explain_death(error, process.location, read_beat(process.heartbeat_key))
+        return Failure(call, call.error(message, last_words), is_death=True)
+    return Failure(call, call.error(f"{type(error).__name__}: {error}"), is_death=False)

@@ -18,9 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +43,21 @@ _START_ANEW = (
 # ------------------------------------------------------------------------------------------------------- saving
 
 
-@contextmanager
-def new_checkpoint(checkpoints: Path, step: int, state: dict[str, Any]) -> Iterator[Path]:
-    """A folder to save roles into; it becomes the latest checkpoint when the block ends without an error."""
-    temporary = begin_checkpoint(checkpoints, step)
-    yield temporary
-    complete_checkpoint(temporary, state)
-
-
 def begin_checkpoint(checkpoints: Path, step: int) -> Path:
     """An empty folder to save roles into, under a temporary name. One at a time: it removes what others abandoned."""
     _remove_abandoned(checkpoints, ".global_step_*.tmp")
-    temporary = checkpoints / f".global_step_{step}.tmp"
+    temporary = _unfinished(checkpoints, step)
     temporary.mkdir(parents=True)
     return temporary
+
+
+def abandon_checkpoint(checkpoints: Path, step: int) -> None:
+    """Give the disk back what a checkpoint that can't be completed has taken."""
+    shutil.rmtree(_unfinished(checkpoints, step), ignore_errors=True)
+
+
+def _unfinished(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f".global_step_{step}.tmp"
 
 
 def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
@@ -99,13 +98,14 @@ def _point_to(checkpoints: Path, step: int) -> None:
 # ------------------------------------------------------------------------------------------------- verification
 
 
-def verify_checkpoint(folder: Path, *, hashes: bool = True) -> list[str]:
+def verify_checkpoint(folder: Path, *, hashes: bool = True, part: str | None = None) -> list[str]:
     """What is wrong with a checkpoint, a sentence for each file; nothing if it is as it was written.
 
-    Without `hashes` a file of the right size counts as unchanged: quick for any size. With them every byte is read,
-    about a second per GB and core.
+    `part` looks at one role alone, such as actor: that is whole also where another role's was pruned. Without
+    `hashes` a file of the right size counts as unchanged: quick for any size. With them every byte is read, about a
+    second per GB and core.
     """
-    if (folder / PRUNED_STATE).exists():
+    if part is None and (folder / PRUNED_STATE).exists():
         return [f"{folder.name} was pruned and can't be resumed from: actor or critic are gone"]
     try:
         wanted: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
@@ -113,6 +113,10 @@ def verify_checkpoint(folder: Path, *, hashes: bool = True) -> list[str]:
         return [f"{folder.name} has no {MANIFEST}"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         return [f"{folder.name}/{MANIFEST} can't be read ({error!r})"]
+    if part is not None:
+        wanted = {name: file for name, file in wanted.items() if name.startswith(f"{part}/")}
+        if not wanted or not (folder / part).is_dir():
+            return [f"{folder.name} has no {part}"]
     problems = []
     for name, file in wanted.items():
         path = folder / name
@@ -166,18 +170,30 @@ def _digests(paths: list[Path]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- finding
 
 
-def latest_checkpoint(checkpoints: Path) -> Path | None:
+def latest_step(checkpoints: Path) -> int | None:
+    """The step of the checkpoint that was completed last, as the pointer says."""
+    try:
+        return int((checkpoints / LATEST).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
     """The newest complete checkpoint of a run, or None if it never saved one.
 
-    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError.
+    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError. Without `repair`
+    nothing is renamed or deleted: the run may be going on.
     """
-    _finish_interrupted_replacements(checkpoints)
+    if repair:
+        _finish_interrupted_replacements(checkpoints)
     damage: list[str] = []
     for folder in _newest_first(checkpoints):
         if (folder / PRUNED_STATE).exists():
             continue
         problems = _problems(folder, hashes=True)
         if not problems:
+            if not (folder / MANIFEST).exists():
+                logger.warning("%s has no %s, so its files can't be verified", folder, MANIFEST)
             return folder
         logger.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
         damage += problems
@@ -187,6 +203,25 @@ def latest_checkpoint(checkpoints: Path) -> Path | None:
     if damage:
         raise CheckpointError(f"{checkpoints} has no complete checkpoint: {'; '.join(damage)}. {_START_ANEW}")
     return None
+
+
+def find_part(checkpoints: Path, part: str, step: int | None = None) -> Path:
+    """A role's folder in the checkpoint of `step`, or in the newest where it is whole. Changes nothing on the disk."""
+    folders = _newest_first(checkpoints)
+    if not folders:
+        raise CheckpointError(f"{checkpoints} has no checkpoint. Set trainer.save_freq for the run.")
+    if step is not None:
+        folders = [folder for folder in folders if _step_in_name(folder) == step]
+        if not folders:
+            steps = ", ".join(str(_step_in_name(folder)) for folder in reversed(_newest_first(checkpoints)))
+            raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}; there are those of {steps}.")
+    damage: list[str] = []
+    for folder in folders:
+        problems = verify_checkpoint(folder, part=part)
+        if not problems:
+            return folder / part
+        damage += problems
+    raise CheckpointError(f"{checkpoints} has no whole {part} to read: {'; '.join(damage)}.")
 
 
 def _newest_first(checkpoints: Path) -> list[Path]:

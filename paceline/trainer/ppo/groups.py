@@ -9,7 +9,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from paceline.config import ActorConfig, CriticConfig, PPOConfig, RewardModelConfig
+from paceline.config import ActorConfig, CriticConfig, PPOConfig
+from paceline.config.derived import critic_config, reward_model_config
 from paceline.errors import ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
@@ -128,30 +129,13 @@ class WorkerGroups:
         """Our roles get their own section of the config; a user's role gets the whole."""
         config = self.config
         sections: dict[Enum, Any] = dict.fromkeys(
-            (Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy), config.actor_rollout_ref
+            (Role.Actor, Role.Rollout, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy),
+            config.actor_rollout_ref,
         )
         sections |= {Role.Critic: critic_config(config), Role.RewardModel: reward_model_config(config)}
         return RayClassWithInitArgs(
             cls=self.role_worker_mapping[role], config=sections.get(role, config), role=role_name(role), run=run
         )
-
-
-def critic_config(config: PPOConfig) -> CriticConfig:
-    """The critic's section, with what it leaves open taken from the actor."""
-    critic, policy = config.critic, config.actor_rollout_ref
-    return replace(
-        critic,
-        ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
-        ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
-        model=replace(critic.model, path=critic.model.path or policy.model.path),
-    )
-
-
-def reward_model_config(config: PPOConfig) -> RewardModelConfig:
-    """The reward model's section, with the policy's tokenizer as that of its inputs unless another is named."""
-    section, policy = config.reward_model, config.actor_rollout_ref.model
-    tokenizer = section.model.input_tokenizer or policy.tokenizer_path or policy.path
-    return replace(section, model=replace(section.model, input_tokenizer=tokenizer))
 
 
 def count_optimizer_steps(

@@ -5,6 +5,7 @@ Pure functions from DataProto to DataProto; no Ray, no models.
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -106,6 +107,16 @@ def compute_advantage(
 def num_mini_batches(num_rows: int, rows_per_mini_batch: int) -> int:
     """Optimizer steps per pass; the last one of a smaller batch may be smaller."""
     return -(-num_rows // rows_per_mini_batch)
+
+
+def share_out(rows: int, devices: Sequence[int]) -> list[slice]:
+    """Consecutive rows for each of several pools, by the number of its devices.
+
+    >>> share_out(10, [3, 1])
+    [slice(0, 7, None), slice(7, 10, None)]
+    """
+    ends = [rows * counted // sum(devices) for counted in itertools.accumulate(devices, initial=0)]
+    return [slice(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def balanced_order(lengths: np.ndarray, sizes: list[int]) -> np.ndarray:

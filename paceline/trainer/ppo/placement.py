@@ -10,7 +10,8 @@ from math import ceil
 
 from paceline.algorithms.advantages import needs_critic
 from paceline.config import PPOConfig
-from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools
+from paceline.config.derived import critic_config
+from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools, rollout_pools
 
 
 def uses_critic(cfg: PPOConfig) -> bool:
@@ -31,7 +32,7 @@ def uses_reward_model(cfg: PPOConfig) -> bool:
 def plan_pools(cfg: PPOConfig) -> Pools:
     """Devices per node of each pool that has a role; see `idle_devices` for what split placement then leaves over."""
     pools = device_pools(cfg.trainer)
-    if not (uses_critic(cfg) or uses_reward_model(cfg)):
+    if not (uses_critic(cfg) or uses_reward_model(cfg) or CRITIC_POOL in rollout_pools(cfg.trainer)):
         pools.pop(CRITIC_POOL, None)
     return pools
 
@@ -47,17 +48,23 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
 
     With gae, split placement and a KL term:
     {"ActorRollout": "actor_rollout_ref_pool", "RefPolicy": "actor_rollout_ref_pool", "Critic": "critic_pool"}.
+    With LoRA the reference is the actor without its adapters, so both are one role, ActorRolloutRef.
     """
     split = cfg.trainer.placement.name == "split"
     actor_pool = ACTOR_POOL if split else GLOBAL_POOL
-    roles = {"ActorRollout": actor_pool}
-    if uses_reference(cfg):
+    generating = rollout_pools(cfg.trainer)
+    roles = {"ActorRollout" if actor_pool in generating else "Actor": actor_pool}
+    if uses_reference(cfg) and cfg.actor_rollout_ref.model.lora_rank > 0:
+        roles = {"ActorRolloutRef": actor_pool}
+    elif uses_reference(cfg):
         roles["RefPolicy"] = actor_pool
     critic_pool = CRITIC_POOL if split else GLOBAL_POOL
     if uses_critic(cfg):
         roles["Critic"] = critic_pool
     if uses_reward_model(cfg):
         roles["RewardModel"] = critic_pool
+    if generating[-1] != actor_pool:
+        roles["Rollout"] = generating[-1]
     return roles
 
 
@@ -90,12 +97,12 @@ class UpdatePlan:
 
 def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
     """The update of the actor and, where there is one, of the critic."""
-    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
+    actor, critic = cfg.actor_rollout_ref.actor, critic_config(cfg)
     roles, pools = role_to_pool(cfg), plan_pools(cfg)
     plans = {
         "actor": _update_plan(
             cfg,
-            devices=sum(pools[roles["ActorRollout"]]),
+            devices=sum(pools[next(iter(roles.values()))]),
             mini_batch_prompts=actor.ppo_mini_batch_size,
             micro_batch=actor.ppo_micro_batch_size_per_gpu,
             max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
@@ -106,10 +113,10 @@ def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
         plans["critic"] = _update_plan(
             cfg,
             devices=sum(pools[roles["Critic"]]),
-            mini_batch_prompts=critic.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            mini_batch_prompts=critic.ppo_mini_batch_size,
             micro_batch=critic.ppo_micro_batch_size_per_gpu,
             max_tokens=critic.ppo_max_token_len_per_gpu if critic.use_dynamic_bsz else None,
-            epochs=critic.ppo_epochs or actor.ppo_epochs,
+            epochs=critic.ppo_epochs,
         )
     return plans
 
@@ -187,6 +194,9 @@ def placement_picture(cfg: PPOConfig) -> str:
     """
     words = {
         "ActorRollout": "actor, rollout",
+        "Actor": "actor",
+        "Rollout": "rollout",
+        "ActorRolloutRef": "actor, rollout, reference",
         "RefPolicy": "reference",
         "Critic": "critic",
         "RewardModel": "reward model",

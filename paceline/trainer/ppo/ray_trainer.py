@@ -17,16 +17,19 @@ from transformers import PreTrainedTokenizerBase
 from paceline.algorithms.advantages import needs_baseline
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.derived import critic_config
 from paceline.config.load import load_config
+from paceline.data.changes import DataFiles
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto, DataProtoFuture
+from paceline.report.files import storage_errors_in_words
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
-from paceline.single_controller.ray import RayWorkerGroup
+from paceline.single_controller.ray import RayWorkerGroup, limited_wait
 from paceline.trainer.launch import STOP_FILE
-from paceline.trainer.ppo.groups import WorkerGroups, count_optimizer_steps, critic_config
+from paceline.trainer.ppo.groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
     balanced_order,
@@ -36,14 +39,15 @@ from paceline.trainer.ppo.phases import (
     make_requests,
     num_mini_batches,
     rollout_mismatch,
+    share_out,
 )
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
-from paceline.trainer.ppo.roles import ResourcePoolManager, Role
+from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
 from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.sampling import refill_groups
 from paceline.trainer.ppo.saving import Checkpoints
-from paceline.trainer.ppo.scoring import PendingScores, Scoring
+from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics
 from paceline.trainer.ppo.validation import validate
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
@@ -52,6 +56,10 @@ logger = logging.getLogger(__name__)
 
 ANSWERS = ("old_log_probs", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
+SAVE_SECONDS = 60.0
+"""How long to wait, after an error, for the files of a checkpoint that was begun before it."""
+
+GENERATING_ROLES = (Role.ActorRollout, Role.ActorRolloutRef, Role.Rollout)
 
 
 def fit(trainer: RayPPOTrainer) -> None:
@@ -133,6 +141,7 @@ class RayPPOTrainer:
         self.kl_ctrl = make_kl_controller(**asdict(self.config.algorithm.kl_ctrl))
         self.scoring = Scoring(self.config, getattr(reward_fn, "has_rule", None))
 
+        self.data_files = DataFiles(self.config.data, has_own=train_dataset is None)
         self.train_dataloader, self.val_dataloader = self._make_dataloaders(train_dataset, val_dataset)
         trainer = self.config.trainer
         self.total_training_steps = (
@@ -155,6 +164,7 @@ class RayPPOTrainer:
         self.critic_wg: RayWorkerGroup | None = None
         self.ref_policy_wg: RayWorkerGroup | None = None
         self.rm_wg: RayWorkerGroup | None = None
+        self.rollout_wg: RayWorkerGroup | None = None
         self.reward_wg: RayWorkerGroup | None = None
 
     # ---------------------------------------------------------------------------------------------- preparation
@@ -162,8 +172,11 @@ class RayPPOTrainer:
     def _check_roles(self) -> None:
         problems = []
         roles = set(self.role_worker_mapping)
-        if not roles & {Role.ActorRollout, Role.ActorRolloutRef}:
-            problems.append("role_worker_mapping has neither Role.ActorRollout nor Role.ActorRolloutRef; add one.")
+        if not (roles & {Role.ActorRollout, Role.ActorRolloutRef} or roles >= {Role.Actor, Role.Rollout}):
+            problems.append(
+                "role_worker_mapping has neither Role.ActorRollout nor Role.ActorRolloutRef; add one, or both of "
+                "Role.Actor and Role.Rollout."
+            )
         if self.use_critic and Role.Critic not in roles:
             estimator = self.config.algorithm.adv_estimator
             problems.append(f"algorithm.adv_estimator={estimator} needs Role.Critic in role_worker_mapping.")
@@ -222,7 +235,7 @@ class RayPPOTrainer:
             Role.ActorRollout: (self.config.actor_rollout_ref.actor, self.config.trainer.critic_warmup + 1),
             Role.Critic: (critic_config(self.config), 1),
         }
-        trained[Role.ActorRolloutRef] = trained[Role.ActorRollout]
+        trained[Role.ActorRolloutRef] = trained[Role.Actor] = trained[Role.ActorRollout]
         steps = {
             role: count_optimizer_steps(
                 section,
@@ -236,7 +249,11 @@ class RayPPOTrainer:
         }
         self._groups.start(self.tokenizer, steps, (self.reward_fn, self.val_reward_fn))
         groups = self.worker_groups
-        self.actor_rollout_wg = groups.get(Role.ActorRollout, groups.get(Role.ActorRolloutRef))
+        self.actor_rollout_wg = groups.get(Role.ActorRollout, groups.get(Role.ActorRolloutRef, groups.get(Role.Actor)))
+        self.rollout_wg = groups.get(Role.Rollout)
+        self._generating = [group for role, group in groups.items() if role in GENERATING_ROLES]
+        if self.rollout_wg is not None:
+            self._num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
         self.critic_wg = groups.get(Role.Critic)
         self.ref_policy_wg = groups.get(Role.RefPolicy, groups.get(Role.ActorRolloutRef))
         self.rm_wg = groups.get(Role.RewardModel)
@@ -252,21 +269,25 @@ class RayPPOTrainer:
     def run(self) -> Iterator[None]:
         """Resume or begin, validate first; at the end, however it comes, close the records and stop the workers."""
         trainer = self.config.trainer
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        # A look at a run that has records leaves them as they are; the run may be going on.
+        only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
+        records = self.run_dir / "validation" if only_a_look else self.run_dir
         with ExitStack() as ending:
             ending.callback(self.shutdown)
-            ending.enter_context(run_lock(self.run_dir))
+            ending.enter_context(storage_errors_in_words(records))
+            ending.enter_context(run_lock(records))
             resumed = self.checkpoints.resume()
-            # A look at a run that has records leaves them as they are.
-            only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
+            self.send_weights()
             self.log = RunLog(
-                self.run_dir / "validation" if only_a_look else self.run_dir,
+                records,
                 self.config,
                 resume_step=self.global_step if resumed and not only_a_look else None,
                 step=self.global_step,
                 total_steps=self.total_training_steps,
                 pools=list(self.resource_pool_manager.resource_pool_spec),
+                pool_of_role=self._pool_of_role(),
                 drain_call_records=self.ray_worker_group_cls.drain_call_records,
+                running_calls=self.ray_worker_group_cls.running_calls,
             )
             with closing(self.log):
                 try:
@@ -275,13 +296,19 @@ class RayPPOTrainer:
                         self.validate()
                         self.log.write_validation()
                     yield
-                except Exception:
+                except Exception as error:
                     self._save_what_is_complete()
+                    self.log.end("failed", error)
                     raise
+                self.log.end("stopped" if self._stopping else "finished")
 
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
         self._groups.shutdown()
+
+    def _pool_of_role(self) -> dict[str, str]:
+        pools = {role_name(role): pool for role, pool in self.resource_pool_manager.mapping.items()}
+        return {**pools, "reward": REWARD_POOL}
 
     def prompt_batches(self) -> Iterator[tuple[DataProto, DataProto]]:
         """(requests for the rollout, labels of the same rows) for each step that is left."""
@@ -314,7 +341,13 @@ class RayPPOTrainer:
             **{name: getattr(sampling, name) for name in names},
             "ignore_eos": rollout.ignore_eos,
         }
-        return self._issued(self.actor_rollout_wg.generate_sequences(requests))
+        shares = share_out(len(requests), [group.world_size for group in self._generating])
+        parts = [
+            group.generate_sequences(requests[rows])
+            for group, rows in zip(self._generating, shares, strict=True)
+            if rows.stop > rows.start
+        ]
+        return self._issued(DataProtoFuture.concat(parts) if len(parts) > 1 else parts[0])
 
     def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
         """The most likely response to each prompt, if ReMax wants it for a baseline."""
@@ -335,7 +368,9 @@ class RayPPOTrainer:
         """
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         one_update = actor.ppo_epochs == 1 and num_mini_batches(len(batch), self._mini_batch_rows(actor)) == 1
-        if one_update and rollout.name == "native" and not self.config.algorithm.use_kl_in_reward:
+        dtype = rollout.dtype or self.config.actor_rollout_ref.model.compute_dtype
+        is_exact = rollout.name == "native" and dtype == "float32"
+        if one_update and is_exact and not self.config.algorithm.use_kl_in_reward:
             return None
         return self._infer(self.actor_rollout_wg, "compute_log_prob", batch)
 
@@ -363,6 +398,7 @@ class RayPPOTrainer:
 
         def of_each_response() -> DataProto:
             totals = scores.get().batch["token_level_scores"].sum(dim=-1)
+            self.log.metrics |= baseline_metrics(scores.info)
             return DataProto.from_dict(tensors={"reward_baselines": totals.repeat_interleave(n)})
 
         return Later(of_each_response)
@@ -423,7 +459,7 @@ class RayPPOTrainer:
         return self._issued(self.critic_wg.update_critic(dealt), is_update=True)
 
     def update_actor(self, batch: DataProto) -> DataProtoFuture | None:
-        """Improve the policy; not while the critic warms up."""
+        """Improve the policy, also where it generates; not while the critic warms up."""
         if self.global_step <= self.config.trainer.critic_warmup or self._skipped_step == self.global_step:
             return None
         actor = self.config.actor_rollout_ref.actor
@@ -432,7 +468,17 @@ class RayPPOTrainer:
         columns += ["ref_log_prob"] if actor.use_kl_loss else []
         columns += ["rollout_log_probs"] if actor.tis_imp_ratio_cap > 0 else []
         dealt = self._deal(batch, columns, actor, self.actor_rollout_wg)
-        return self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        self.send_weights()
+        return update
+
+    def send_weights(self) -> None:
+        """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
+        critic has these devices too."""
+        if self.rollout_wg is None:
+            return
+        buckets = [self.actor_rollout_wg.send_weights(bucket) for bucket in range(self._num_weight_buckets)]
+        self._issued(self.rollout_wg.receive_weights(*buckets), is_update=True)
 
     def _issued(self, future: Any, *, is_update: bool = False) -> Any:
         """With less than full overlap, what was issued must end before the next call."""
@@ -515,8 +561,9 @@ class RayPPOTrainer:
     def _save_what_is_complete(self) -> None:
         """After an error: the step before may lack nothing but its line, and its checkpoint the last file."""
         try:
-            self.close_step()
-            self.checkpoints.finish()
+            with limited_wait(SAVE_SECONDS):  # ranks may be stuck in a collective with the one that failed
+                self.close_step()
+                self.checkpoints.finish()
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
 

@@ -20,6 +20,7 @@ PATIENCE_SECONDS = 10.0
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
     """Hold the folder for this process; the operating system lets go of it when the process ends, however it does."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / LOCK_FILE
     with path.open("a+") as file:
         deadline = time.monotonic() + PATIENCE_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -10,14 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import PPOConfig
 from paceline.config.load import to_dict
+from paceline.config.secrets import without_secrets
 from paceline.protocol import DataProto
 from paceline.report.dumps import dump_generations, generation_rows
+from paceline.report.environment import ENVIRONMENT_FILE, describe_environment
+from paceline.report.files import keep_old, write_atomically
+from paceline.report.json_lines import plain
 from paceline.report.metrics import data_metrics, idle_metrics, throughput_metrics, timing_metrics
+from paceline.report.samples import SAMPLES_FOLDER, SampleFiles
+from paceline.report.status import STATUS_FILE, State, StatusWriter
 from paceline.report.timeline import TimelineWriter, merge_spans
 from paceline.report.timing import Timer
 from paceline.report.trackers import Tracking
@@ -35,6 +43,8 @@ PHASE_NAMES = {
     "compute_reward": "reward",
     "update_actor": "update_actor",
     "update_critic": "update_critic",
+    "send_weights": "send_weights",
+    "receive_weights": "receive_weights",
 }
 
 
@@ -61,11 +71,16 @@ class RunLog:
         step: int,
         total_steps: int,
         pools: list[str],
+        pool_of_role: dict[str, str],
         drain_call_records: Callable[[], list[CallRecord]],
+        running_calls: Callable[[], dict[str, str]],
     ) -> None:
         trainer = config.trainer
         run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(to_dict(config))))
+        self._write_environment(run_dir / ENVIRONMENT_FILE, config)
+        self._samples = SampleFiles(run_dir / SAMPLES_FOLDER, trainer.keep_samples, resume_step)
+        shown = without_secrets(to_dict(config))
+        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
             run_dir,
             trainer.logger,
@@ -73,7 +88,7 @@ class RunLog:
             trainer.experiment_name,
             resume_step=resume_step,
             total_steps=total_steps,
-            config=to_dict(config),
+            config=shown,
         )
         self._config = config
         self.timeline = TimelineWriter(run_dir / "timeline.json")
@@ -81,13 +96,33 @@ class RunLog:
         self._records: list[CallRecord] = []
         self._pools = pools
         self._started: dict[int, float] = {}
+        self._status = StatusWriter(
+            run_dir / STATUS_FILE,
+            lambda: {pool_of_role.get(role, role): method for role, method in running_calls().items()},
+            total_steps,
+        )
         self._clear()
         self.begin_step(step)
+
+    @staticmethod
+    def _write_environment(path: Path, config: PPOConfig) -> None:
+        """What this session runs on; an earlier one's is kept."""
+        keep_old(path)
+        trainer = config.trainer
+        devices = {"kind": trainer.device, "nodes": trainer.nnodes, "per_node": trainer.n_gpus_per_node}
+        nodes = [
+            {"host": node["NodeManagerHostname"], "resources": node["Resources"]}
+            for node in (ray.nodes() if ray.is_initialized() else ())
+            if node["Alive"]
+        ]
+        content = json.dumps(plain(describe_environment(devices=devices, ray_nodes=nodes)), indent=2)
+        write_atomically(path, content.encode() + b"\n")
 
     def begin_step(self, step: int) -> None:
         """Calls issued from now on carry this step in their records."""
         call_tag.set({"step": step})
         self.step = step
+        self._status.set_step(step)
         self._started[step] = time.time()
 
     def _clear(self) -> None:
@@ -117,11 +152,18 @@ class RunLog:
         if trainer.validation_data_dir:
             dump_generations(trainer.validation_data_dir, self.step, self._validated)
         self.tracking.show_generations(self._validated, self.step, trainer.log_val_generations)
+        self._samples.add_validation(self._validated)
 
     def add_validated(self, batch: DataProto, info: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerBase) -> None:
-        """Responses of a validation, for files and trackers if they want them."""
-        if self._config.trainer.validation_data_dir or self._config.trainer.log_val_generations:
-            self._validated += self._rows(self.step, batch, info, tokenizer)
+        """Responses of one batch of a validation: all for files and trackers that want them, else a few to keep."""
+        trainer = self._config.trainer
+        if not (trainer.validation_data_dir or trainer.log_val_generations):
+            batch, info = self._chosen(batch, info)
+        self._validated += self._rows(self.step, batch, info, tokenizer)
+
+    def _chosen(self, batch: DataProto, info: dict[str, np.ndarray]) -> tuple[DataProto, dict[str, np.ndarray]]:
+        rows = self._samples.choose(len(batch))
+        return batch[rows], {name: column[rows] for name, column in info.items()}
 
     def _rows(
         self, step: int, batch: DataProto, info: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerBase
@@ -131,6 +173,7 @@ class RunLog:
     def write_validation(self) -> None:
         """The line of a validation outside of any step."""
         self._collect_records()
+        self._samples.write(self.step)
         self.tracking.log(self.metrics, step=self.step)
         self._clear()
 
@@ -158,18 +201,26 @@ class RunLog:
         if self._config.trainer.rollout_data_dir:
             rows = self._rows(step, batch, self.score_info, tokenizer)
             dump_generations(self._config.trainer.rollout_data_dir, step, rows)
+        self._samples.write(step, self._rows(step, *self._chosen(batch, self.score_info), tokenizer))
         self.tracking.log(self.metrics, step=step)
         self._clear()
+
+    def end(self, state: State, error: BaseException | None = None) -> None:
+        """Say how the run ended."""
+        self._status.close(state, f"{type(error).__name__}: {error}" if error is not None else None)
 
     def close(self) -> None:
         """Write what is left. Never raises: it runs also when a run fails, and must not hide why."""
         try:
             self._collect_records()
+            self.timeline.close()
+        except OSError as error:
+            logger.warning("the last calls are missing in the timeline: %s", error)
         except Exception:
             logger.warning("the last calls are missing in the timeline", exc_info=True)
         call_tag.set({})
-        self.timeline.close()
         self.tracking.close()
+        self.end("stopped")  # unless it was said before
 
     def _collect_records(self) -> None:
         records = self._drain_call_records()

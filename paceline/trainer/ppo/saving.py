@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, StorageError, WorkerError
 from paceline.protocol import DataProtoFuture
-from paceline.report.files import keep_old
+from paceline.report.files import keep_old, storage_errors_in_words
 from paceline.trainer.ppo.checkpoint import (
+    abandon_checkpoint,
     begin_checkpoint,
     complete_checkpoint,
     latest_checkpoint,
+    latest_step,
     prune_checkpoints,
     read_state,
     require_intact,
@@ -58,8 +62,10 @@ class Checkpoints:
             "global_step": trainer.global_step,
             "dataloader": trainer.train_dataloader.state_dict(),
             "kl_ctrl": trainer.kl_ctrl.state_dict(),
+            "data_files": trainer.data_files.at_start,
         }
-        with trainer.log.phase("save_checkpoint"):
+        trainer.data_files.warn_of_changes()
+        with trainer.log.phase("save_checkpoint"), self._failures_in_words(trainer.global_step):
             folder = begin_checkpoint(self.folder, trainer.global_step)
             saving = []
             for name, group in self._saved_groups().items():
@@ -72,7 +78,8 @@ class Checkpoints:
         """Let the roles wait for their files, after the calls that were issued before."""
         if self._unfinished is not None and not self._unfinished.writing:
             groups = self._saved_groups().values()
-            self._unfinished.writing = [group.finish_checkpoint() for group in groups]
+            with self._failures_in_words(self._unfinished.state["global_step"]):
+                self._unfinished.writing = [group.finish_checkpoint() for group in groups]
 
     def finish(self) -> None:
         """Wait until the checkpoint that was begun, if any, is complete on disk."""
@@ -80,12 +87,29 @@ class Checkpoints:
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is None:
             return
-        with self.trainer.log.phase("save_checkpoint"):
+        step = unfinished.state["global_step"]
+        with self.trainer.log.phase("save_checkpoint"), self._failures_in_words(step):
             for future in (*unfinished.saving, *unfinished.writing):
                 future.get()
             complete_checkpoint(unfinished.folder, unfinished.state)
             config = self.trainer.config.trainer
             prune_checkpoints(self.folder, config.max_actor_ckpt_to_keep, config.max_critic_ckpt_to_keep)
+
+    @contextmanager
+    def _failures_in_words(self, step: int) -> Iterator[None]:
+        """A checkpoint that the disk refuses leaves nothing behind, and the one before it in force."""
+        try:
+            with storage_errors_in_words(self.folder):
+                yield
+        except (StorageError, WorkerError) as error:
+            cause = error.message.removeprefix("StorageError: ") if isinstance(error, WorkerError) else str(error)
+            if isinstance(error, WorkerError) and cause == error.message:
+                raise
+            self._unfinished = None
+            abandon_checkpoint(self.folder, step)
+            last = latest_step(self.folder)
+            kept = "There is no checkpoint before it." if last is None else f"The last checkpoint is of step {last}."
+            raise StorageError(f"the checkpoint of step {step} was not saved: {cause} {kept}") from None
 
     def resume(self) -> bool:
         """Load the checkpoint that the config names. True if it is of this run, whose records then go on."""
@@ -98,10 +122,11 @@ class Checkpoints:
             folder: Path | None = Path(str(config.resume_from_path)).expanduser()
             require_intact(folder)
         else:
-            folder = latest_checkpoint(self.folder)
+            folder = latest_checkpoint(self.folder, repair=not config.val_only)
         if folder is None:
             return False
         state = read_state(folder)
+        position = trainer.data_files.position_after(state, trainer.train_dataloader.state_dict())
         groups = self._saved_groups()
         missing = [name for name in ("actor", "critic") if name in groups and not (folder / name).is_dir()]
         if missing:
@@ -117,7 +142,7 @@ class Checkpoints:
         for future in loading:
             future.get()
         trainer.global_step = state["global_step"]
-        trainer.train_dataloader.load_state_dict(state["dataloader"])
+        trainer.train_dataloader.load_state_dict(position)
         trainer.kl_ctrl.load_state_dict(state["kl_ctrl"])
         logger.info("resumed from %s at step %d of %d", folder, trainer.global_step, trainer.total_training_steps)
         if trainer.global_step >= trainer.total_training_steps:
@@ -134,7 +159,7 @@ class Checkpoints:
 
     def _saved_groups(self) -> dict[str, RayWorkerGroup]:
         """By folder: every role that has a state. Frozen ones have none but their random numbers."""
-        names = {Role.ActorRollout: "actor", Role.ActorRolloutRef: "actor"}
+        names = dict.fromkeys((Role.ActorRollout, Role.ActorRolloutRef), "actor")
         return {
             names.get(role, role_name(role)): group
             for role, group in self.trainer.worker_groups.items()

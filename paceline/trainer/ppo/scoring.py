@@ -106,6 +106,12 @@ class Scoring:
         return reward_metrics(sources, info) if "score" in info else {}
 
 
+def baseline_metrics(info: dict[str, np.ndarray]) -> dict[str, float]:
+    """How many of the greedy responses could not be graded, in time or at all: their prompts' baseline is 0."""
+    failures = {"grader_errors": "grader_error", "grader_timeouts": "timeout"}
+    return {f"reward/baseline_{name}": float(info[flag].sum()) for name, flag in failures.items() if flag in info}
+
+
 def _refuse_if_all_failed(info: dict[str, np.ndarray]) -> None:
     """Where nobody said what to do about failures: a function that fails on everything is broken."""
     if not {"grader_error", "has_rule", "empty"} <= set(info):

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.algorithms import groups as groups_module
 from paceline.algorithms.advantages import compute_grpo_outcome_advantage
 from paceline.algorithms.groups import groups_with_signal
 from tests.unit.algorithms.algorithm_cases import QUICK
@@ -55,9 +52,3 @@ def test_scores_that_are_not_finite_and_ids_of_another_length_are_refused() -> N
         groups_with_signal(np.array([0.0, np.nan, 1.0, np.inf]), ["a"] * 4)
     with pytest.raises(ValueError, match="2 group ids for 3 responses"):
         groups_with_signal(np.zeros(3), ["a", "b"])
-
-
-def test_the_example_in_its_docstring_is_true() -> None:
-    result = doctest.testmod(groups_module)
-    assert result.attempted > 0
-    assert result.failed == 0

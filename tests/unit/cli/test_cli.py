@@ -28,12 +28,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_unknown_command_fails_and_shows_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["trian"]) == 2
     text = capsys.readouterr().err
-    assert "no command 'trian'" in text
+    assert "no command 'trian'. Did you mean train?" in text
     assert "quickstart" in text
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["quickstart", "--help"]])
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in cli.COMMANDS)])
+def test_help_imports_nothing_heavy_and_has_an_example(arguments: list[str]) -> None:
     code = f"""
 import sys
 from paceline.cli import main
@@ -44,7 +44,8 @@ except SystemExit:
 print(sorted({{"torch", "ray", "transformers", "hydra", "numpy"}} & set(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.startswith("usage: paceline")
+    assert f"paceline {arguments[0] if len(arguments) > 1 else 'COMMAND'}" in result.stdout
+    assert "example" in result.stdout or "--help" in arguments[0]
     assert result.stderr == "[]\n"
 
 

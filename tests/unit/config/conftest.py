@@ -1,24 +1,51 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.stand_ins import write_model_folder, write_parquet
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
     """What a good configuration refers to, and some things that a bad one does."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    train = tmp_path / "train.parquet"
-    train.write_bytes(b"PAR1....PAR1")
+    model = write_model_folder(tmp_path / "model")
+    no_weights = write_model_folder(tmp_path / "no_weights", weights=False)
+    no_tokenizer = write_model_folder(tmp_path / "no_tokenizer", tokenizer=False)
+    no_type = write_model_folder(tmp_path / "no_type")
+    (no_type / "config.json").write_text("{}")
+    half = write_model_folder(tmp_path / "half", weights=False)
+    (half / "model-1.safetensors").touch()
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (half / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    train = write_parquet(tmp_path / "train.parquet", 2000)
+    truncated = tmp_path / "truncated.parquet"
+    truncated.write_bytes(train.read_bytes()[:-10])
+    damaged = tmp_path / "damaged.parquet"
+    damaged.write_bytes(b"PAR1....PAR1")
     text = tmp_path / "train.jsonl"
     text.write_text("{}\n")
     empty = tmp_path / "empty"
     empty.mkdir()
-    return {"model": model, "train": train, "text": text, "empty": empty, "missing": tmp_path / "missing"}
+    reward = tmp_path / "reward.py"
+    reward.write_text("def compute_score(**kwargs):\n    return 0.0\n")
+    broken = tmp_path / "broken.py"
+    broken.write_text("def compute_score(:\n")
+    checkpoint = tmp_path / "run" / "checkpoints" / "global_step_20"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer.json").touch()
+    pruned = tmp_path / "run" / "checkpoints" / "global_step_10"
+    pruned.mkdir()
+    (pruned / "trainer.pruned.json").touch()
+    return {
+        "model": model, "no_weights": no_weights, "no_tokenizer": no_tokenizer, "no_type": no_type, "half": half,
+        "train": train, "no_rows": write_parquet(tmp_path / "no_rows.parquet", 0), "truncated": truncated,
+        "damaged": damaged, "text": text, "empty": empty, "missing": tmp_path / "missing", "reward": reward,
+        "broken": broken, "run": tmp_path / "run", "checkpoint": checkpoint, "pruned": pruned,
+    }  # fmt: skip
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ from paceline.config.checks import check_config
 from paceline.config.load import load_config
 
 ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 TWO = {"trainer.n_gpus_per_node": 2}
 
 
@@ -28,8 +30,7 @@ def test_a_backend_that_is_not_installed_is_refused_with_the_command_that_instal
     good: dict[str, Any], section: str, strategy: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    changes = {"reward_model.enable": True, "reward_model.model.path": "org/rm", f"{section}.strategy": strategy}
-    [problem] = problems(good, changes)
+    [problem] = problems(good, {**REWARD_MODEL, f"{section}.strategy": strategy})
     assert problem.startswith(f"{section}.strategy={strategy} needs a package")
     assert f"`make backend-{strategy}`" in problem
 
@@ -75,6 +76,34 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
         (
             {"critic.strategy": "megatron", "critic.model.enable_gradient_checkpointing": True},
             "critic.model.enable_gradient_checkpointing=True: critic.strategy=megatron does not recompute",
+        ),
+        (
+            {f"{ACTOR}.strategy": "veomni", f"{MODEL}.lora_rank": 8},
+            f"{MODEL}.lora_rank=8 with {ACTOR}.strategy=veomni, which has no LoRA.",
+        ),
+        (
+            {f"{ACTOR}.strategy": "veomni", f"{MODEL}.compute_dtype": "bfloat16"},
+            f"{MODEL}.compute_dtype=bfloat16: {ACTOR}.strategy=veomni computes in float32.",
+        ),
+        (
+            {**REWARD_MODEL, "reward_model.strategy": "megatron", "reward_model.model.compute_dtype": "bfloat16"},
+            "reward_model.model.compute_dtype=bfloat16: reward_model.strategy=megatron computes in float32.",
+        ),
+        (
+            {f"{ACTOR}.strategy": "torchtitan", f"{ACTOR}.fsdp_config.optimizer_offload": True},
+            f"{ACTOR}.fsdp_config.optimizer_offload=True: {ACTOR}.strategy=torchtitan does not offload.",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "torchtitan",
+                f"{ACTOR}.use_kl_loss": True,
+                "actor_rollout_ref.ref.fsdp_config.param_offload": True,
+            },
+            f"actor_rollout_ref.ref.fsdp_config.param_offload=True: {ACTOR}.strategy=torchtitan does not offload.",
+        ),
+        (
+            {"critic.strategy": "megatron", "critic.model.fsdp_config.param_offload": True},
+            "critic.model.fsdp_config.param_offload=True: critic.strategy=megatron does not offload.",
         ),
         (
             {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, **TWO},

@@ -1,18 +1,11 @@
 from __future__ import annotations
 
-import doctest
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from omegaconf import OmegaConf
 
-import paceline.config.checks
-import paceline.config.keys
-import paceline.config.load
-import paceline.config.overrides
-import paceline.config.pools
-from paceline.config import PlacementConfig, PPOConfig
+from paceline.config import PPOConfig
 from paceline.config.describe import docstring, render_help, render_markdown, render_yaml
 from paceline.config.keys import walk_keys
 from paceline.config.load import HYDRA_KEYS, load_config, to_dict
@@ -53,20 +46,3 @@ def test_help_has_every_key_with_its_default():
     for key in walk_keys():
         if not key.is_section:
             assert f"  {key.name}=" in text
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        paceline.config.checks,
-        paceline.config.keys,
-        paceline.config.load,
-        paceline.config.overrides,
-    ],
-)
-def test_examples_in_docstrings_are_true(module):
-    assert doctest.testmod(module).failed == 0
-
-
-def test_examples_of_pools_are_true():
-    assert doctest.testmod(paceline.config.pools, extraglobs={"PlacementConfig": PlacementConfig}).failed == 0

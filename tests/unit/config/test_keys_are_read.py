@@ -26,4 +26,4 @@ def test_every_key_is_read_by_code_that_acts_on_it():
                 section = ast.unparse(node.args[0])
                 read |= {key.field for key in walk_keys() if key.name.rpartition(".")[0].endswith(section)}
     unread = [key.name for key in walk_keys() if not key.is_section and key.field not in read]
-    assert unread == []
+    assert not unread

@@ -79,6 +79,20 @@ def test_models_and_sizes_that_it_can_not_hold_are_refused(tmp_path: Path, setti
         get_engine("mine")(replace(scenarios.SPEC, model=model, tensor_model_parallel_size=2)).initialize()
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelConfig(compute_dtype="bfloat16")}, "set model.compute_dtype=float32"),
+        ({"param_offload": True}, "set param_offload=False"),
+        ({"optimizer_offload": True}, "optimizer_offload=False in fsdp_config"),
+        ({"lora": scenarios.LORA}, "set strategy=local or fsdp2"),
+    ],
+)
+def test_what_works_on_hugging_face_models_alone_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        get_engine("mine")(replace(scenarios.SPEC, **changes))
+
+
 @pytest.mark.parametrize("kind", ["causal_lm", "value", "sequence_classification"])
 def test_aligned_rows_begin_with_their_first_token_and_are_asked_the_same(kind: Any):
     batch = scenarios.make_mini_batch().batch

@@ -37,8 +37,8 @@ def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_SCORERS", dict(registry._SCORERS))
 
 
-def test_the_defaults_are_those_of_a_bare_manager():
-    manager, bare = build(), RewardManager(TOKENIZER, 0)
+def test_the_defaults_are_those_of_a_bare_manager_with_a_deadline():
+    manager, bare = build(), RewardManager(TOKENIZER, 0, timeout_seconds=300.0)
     same = {key: value for key, value in vars(bare).items() if key != "scorers"} | {"on_error": "zero_and_count"}
     assert {key: value for key, value in vars(manager).items() if key != "scorers"} == same
     assert set(manager.scorers) == set(CODE_SOURCES)

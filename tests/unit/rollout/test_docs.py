@@ -33,7 +33,7 @@ def test_the_first_block_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_engine_of_the_page_can_be_chosen_and_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_ENGINES", dict(registry._ENGINES))
+    monkeypatch.setattr(registry._ENGINES, "_entries", dict(registry._ENGINES._entries))
     names = run(BLOCKS[1])
     engine = registry.get_rollout("mine")
     assert engine is names["MyRollout"]
@@ -45,7 +45,7 @@ def test_the_keys_of_the_table_exist_and_the_engines_are_those_that_are_built_in
     fields = [field for row in rows for field in re.findall(r"`([\w.]+)`", row)]
     assert {f"actor_rollout_ref.rollout.{field}" for field in fields} <= set(known_keys())
     header = next(line for line in PAGE.splitlines() if line.startswith("| |"))
-    assert set(re.findall(r"`(\w+)`", header)) == set(registry._BUILTIN_MODULES)
+    assert set(re.findall(r"`(\w+)`", header)) == set(registry.MODULES)
 
 
 def test_the_installation_is_a_target_with_every_version_pinned() -> None:

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from transformers import GenerationConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.config import PolicyModelConfig, RolloutConfig
-from paceline.rollout.base import RolloutSpec, SamplingParams
+from paceline.rollout.base import DTYPES, RolloutSpec, SamplingParams
 from paceline.rollout.registry import get_rollout
+from tests.tiny import build_tiny_model
 
 
 def make_model() -> PreTrainedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Qwen2ForCausalLM(
-            Qwen2Config(
-                vocab_size=64,
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                initializer_range=0.2,
-                pad_token_id=0,
-                eos_token_id=1,
-                bos_token_id=None,
-            )
-        )
+    return build_tiny_model(initializer_range=0.2)
 
 
 def make_engine(name: str, model: PreTrainedModel, **config):
@@ -40,6 +25,7 @@ def make_engine(name: str, model: PreTrainedModel, **config):
         eos_token_ids=frozenset({1}),
         pad_token_id=0,
         device="cpu",
+        dtype=DTYPES[config.get("dtype", "float32")],
     )
     return get_rollout(name).from_spec(spec)
 
@@ -54,6 +40,15 @@ def test_a_worker_gives_its_module_and_the_model_adds_tokens_that_end_a_turn(nam
     assert not engine.keeps_own_weights
     assert engine.eos_token_ids == expected
     assert engine.max_num_seqs == 3
+
+
+@pytest.mark.parametrize("name", ["native", "hf"])
+def test_bfloat16_is_another_rounding_of_the_same_model(name: str) -> None:
+    model, greedy = make_model(), SamplingParams(1, do_sample=False)
+    [exact] = make_engine(name, model).generate([[5, 6, 7]], greedy, [0])
+    [found] = make_engine(name, model, dtype="bfloat16").generate([[5, 6, 7]], greedy, [0])
+    assert found.log_probs != exact.log_probs
+    assert found.log_probs == pytest.approx(exact.log_probs, abs=0.05)
 
 
 def test_generation_defaults_of_the_model_have_no_part_and_are_kept() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import (
-    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -22,8 +26,7 @@ from transformers import (
 from paceline.errors import NonFiniteError
 from paceline.rollout import native
 from paceline.rollout.base import SamplingParams
-from paceline.rollout.native import NativeRollout, eos_token_ids
-from tests.tiny import make_tiny_tokenizer
+from paceline.rollout.native import NativeRollout
 
 SIZES = {
     "vocab_size": 64,
@@ -61,20 +64,40 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return [torch.randint(2, 64, (length,), generator=dice).tolist() for length in lengths]
 
 
-def batch_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """Filled with (rows, positions) of every forward pass from now on."""
-    shapes: list[tuple[int, int]] = []
-    model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-    )
-    return shapes
+@dataclass
+class Pass:
+    """One forward pass."""
+
+    rows: int
+    tokens: int
+    """Without padding."""
+    columns: int
+    """That a row attends to, padding included."""
+    is_prefill: bool
 
 
+def watch(model: PreTrainedModel) -> list[Pass]:
+    """Filled with every forward pass from now on."""
+    passes: list[Pass] = []
+
+    def note(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        rows, new = kwargs["input_ids"].shape
+        cache, mask = kwargs["past_key_values"], kwargs["attention_mask"]
+        columns = cache.get_mask_sizes(new, 0)[0]
+        tokens = rows * new if mask is None else int(mask[:, -new:].sum())
+        passes.append(Pass(rows, tokens, columns, is_prefill=columns == new))
+
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    return passes
+
+
+@pytest.mark.parametrize("max_num_seqs", [2, 256])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_greedy_equals_transformers_for_every_architecture(name: str) -> None:
+def test_greedy_equals_transformers_for_every_architecture(name: str, max_num_seqs: int) -> None:
     model, prompts = make_model(name), prompts_of(3, 12, 1, 20, 7)
     eos = {1, 30, 31, 32, 33}
-    found = NativeRollout(model, eos, 0).generate(prompts, SamplingParams(24, do_sample=False), [0] * 5)
+    rollout = NativeRollout(model, eos, 0, max_num_seqs)
+    found = rollout.generate(prompts, SamplingParams(24, do_sample=False), [0] * 5)
     assert len({len(completion.token_ids) for completion in found}) > 1
     for prompt, completion in zip(prompts, found, strict=True):
         ids = torch.tensor([prompt])
@@ -84,43 +107,108 @@ def test_greedy_equals_transformers_for_every_architecture(name: str) -> None:
         assert completion.token_ids == wanted[0, len(prompt) :].tolist()
 
 
-def test_equal_prompts_are_computed_once() -> None:
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    copies=st.integers(1, 3),
+    max_num_seqs=st.integers(1, 8),
+    prefill_tokens=st.sampled_from([1, 50, 2048]),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=12, deadline=None, derandomize=True)
+def test_company_order_and_refills_change_no_response(lengths, copies, max_num_seqs, prefill_tokens, order) -> None:
+    """And nothing is computed twice, or for a response that has ended."""
+    prompts = [prompt for prompt in prompts_of(*lengths) for _ in range(copies)]
+    requests = list(zip(prompts, range(len(prompts)), strict=True))
+    sampling, eos, model = SamplingParams(20, top_p=0.95), set(range(6)), make_model()
+    alone = [NativeRollout(model, eos, 0).generate([prompt], sampling, [seed])[0] for prompt, seed in requests]
+
+    numbers = list(range(len(requests)))
+    order.shuffle(numbers)
+    passes = watch(model)
+    with mock.patch.object(native, "PREFILL_TOKENS", prefill_tokens):
+        found = NativeRollout(model, eos, 0, max_num_seqs).generate(
+            [requests[number][0] for number in numbers], sampling, [requests[number][1] for number in numbers]
+        )
+    for number, completion in zip(numbers, found, strict=True):
+        assert completion.token_ids == alone[number].token_ids
+        assert completion.finished_by_eos == alone[number].finished_by_eos
+        assert completion.log_probs == pytest.approx(alone[number].log_probs, abs=1e-5)
+
+    # The first token of a response comes with its prompt, each other from a row of its own.
+    assert sum(a_pass.tokens for a_pass in passes if a_pass.is_prefill) == sum(map(len, {*map(tuple, prompts)}))
+    row_steps = sum(a_pass.rows for a_pass in passes if not a_pass.is_prefill)
+    assert row_steps == sum(len(completion.token_ids) - 1 for completion in found)
+    assert max(a_pass.rows for a_pass in passes) <= max_num_seqs
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    rollout, prompts = NativeRollout(make_model(), set(range(6)), 0, max_num_seqs=5), prompts_of(*range(1, 24))
+    first = rollout.generate(prompts, SamplingParams(30), list(range(23)))
+    assert rollout.generate(prompts, SamplingParams(30), list(range(23))) == first
+
+
+def test_free_rows_go_to_the_next_requests_at_once() -> None:
     model = make_model()
-    shapes = batch_shapes(model)
-    first, second = prompts_of(9, 4)
-    NativeRollout(model, {1}, 0).generate([first, first, second, first], SamplingParams(2, ignore_eos=True), [0] * 4)
-    assert shapes == [(2, 9), (4, 1)]
+    passes = watch(model)
+    found = NativeRollout(model, set(range(8)), 0, max_num_seqs=4).generate(
+        prompts_of(*[5] * 30), SamplingParams(25), list(range(30))
+    )
+    lengths = [len(completion.token_ids) for completion in found]
+    assert min(lengths) < 4 < 15 < max(lengths)
+    steps = [a_pass.rows for a_pass in passes if not a_pass.is_prefill]
+    full = steps.count(4)
+    assert steps == [4] * full + sorted(steps[full:], reverse=True)
+    assert len(steps) - full <= max(lengths)
 
 
-def test_prefill_is_split_by_tokens_without_changing_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_response_among_short_ones() -> None:
+    """Columns of rows that came and went are neither kept nor looked at."""
+    model, [prompt, *others] = make_model(), prompts_of(3, *[2] * 60)
+    eos, sampling = {*range(2, 40)}, SamplingParams(120)
+    alone = NativeRollout(model, eos, 0, 2000).generate([prompt] * 2000, sampling, list(range(2000)))
+    seed = max(range(2000), key=lambda seed: len(alone[seed].token_ids))
+    passes = watch(model)
+    found = NativeRollout(model, eos, 0, max_num_seqs=2).generate([prompt, *others], sampling, [seed, *range(60)])
+    assert found[0].token_ids == alone[seed].token_ids
+    assert found[0].log_probs == pytest.approx(alone[seed].log_probs, abs=1e-5)
+    longest = max(2 + len(completion.token_ids) for completion in found)
+    assert max(a_pass.columns for a_pass in passes) <= longest
+    assert len(passes) > 2 * longest
+
+
+def test_equal_prompts_are_computed_once_also_when_they_do_not_fit_together() -> None:
+    model, [first, second] = make_model(), prompts_of(9, 4)
+    passes = watch(model)
+    prompts = [first, first, second, first, first]
+    NativeRollout(model, {1}, 0, max_num_seqs=2).generate(prompts, SamplingParams(3, ignore_eos=True), [0] * 5)
+    assert [(a_pass.rows, a_pass.tokens) for a_pass in passes if a_pass.is_prefill] == [(2, 13)]
+
+
+def test_prefill_is_split_by_tokens_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = make_model(), prompts_of(9, 4, 5, 2, 9)
-    rollout, sampling = NativeRollout(model, {1}, 0), SamplingParams(10)
-    whole = rollout.generate(prompts, sampling, list(range(5)))
     monkeypatch.setattr(native, "PREFILL_TOKENS", 20)
-    shapes = batch_shapes(model)
-    parts = rollout.generate(prompts, sampling, list(range(5)))
-    assert shapes[:2] == [(2, 9), (3, 5)]
-    assert [completion.token_ids for completion in parts] == [completion.token_ids for completion in whole]
+    passes = watch(model)
+    NativeRollout(model, {1}, 0).generate(prompts, SamplingParams(1), list(range(5)))
+    assert [(a_pass.rows, a_pass.tokens) for a_pass in passes] == [(2, 18), (3, 11)]
 
 
-def test_ended_rows_leave_the_computation() -> None:
-    model = make_model()
-    shapes = batch_shapes(model)
-    prompts = prompts_of(*range(2, 34))
-    completions = NativeRollout(model, set(range(8)), 0).generate(prompts, SamplingParams(30), list(range(32)))
-    lengths = [len(completion.token_ids) for completion in completions]
-    assert min(lengths) < 5 < 20 < max(lengths)
-    for step, (rows, _) in enumerate(shapes[1:], 1):
-        going_on = sum(length > step for length in lengths)
-        assert going_on <= rows < going_on / (1 - 1 / 8) + 1
-    assert len(shapes) == max(lengths)
-
-
-def test_requests_beyond_max_num_seqs_are_batched_by_length() -> None:
-    model = make_model()
-    shapes = batch_shapes(model)
-    NativeRollout(model, {1}, 0, max_num_seqs=2).generate(prompts_of(9, 3, 8, 2, 5), SamplingParams(1), list(range(5)))
-    assert shapes == [(2, 3), (2, 8), (1, 9)]
+@pytest.mark.parametrize("trains", [True, False])
+def test_bfloat16_is_computed_under_one_autocast_and_changes_no_weight(trains: bool) -> None:
+    model = make_model().requires_grad_(trains)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    seen: list[torch.Tensor] = []
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, args, output: seen.append(output))
+    prompts, sampling = prompts_of(5, 3, 9), SamplingParams(8, do_sample=False)
+    [exact, *_] = NativeRollout(model, {1}, 0).generate(prompts, sampling, [0] * 3)
+    with mock.patch.object(torch, "autocast", wraps=torch.autocast) as autocast:
+        [found, *_] = NativeRollout(model, {1}, 0, dtype=torch.bfloat16).generate(prompts, sampling, [0] * 3)
+    assert autocast.call_count == 1
+    assert {output.dtype for output in seen} == {torch.float32, torch.bfloat16}
+    assert found.log_probs[0] != exact.log_probs[0]
+    assert found.log_probs[0] == pytest.approx(exact.log_probs[0], abs=0.05)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert {parameter.requires_grad for parameter in model.parameters()} == {trains}
+    assert not torch.is_autocast_enabled("cpu")
 
 
 def test_shared_model_is_left_as_it_was_found_and_can_train_on() -> None:
@@ -183,10 +271,3 @@ def test_short_generations_log_nothing(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.INFO, logger=native.__name__):
         NativeRollout(make_model(), {1}, 0).generate(prompts_of(3), SamplingParams(4), [0])
     assert caplog.messages == []
-
-
-@pytest.mark.parametrize(("configured", "expected"), [(None, {1}), (7, {1, 7}), ([7, 8], {1, 7, 8})])
-def test_eos_tokens_come_from_generation_config_and_tokenizer(configured, expected: set[int]) -> None:
-    model = make_model()
-    model.generation_config = GenerationConfig(eos_token_id=configured)
-    assert eos_token_ids(model, make_tiny_tokenizer()) == expected

@@ -8,9 +8,14 @@ import torch
 
 from paceline.errors import ConfigError
 from paceline.rollout.base import SamplingParams
-from paceline.rollout.sampling import _GOLDEN, _mix, choose_tokens, uniforms
+from paceline.rollout.sampling import _GOLDEN, _mix, choose_tokens, random_streams, uniforms
 
 LARGEST_UNIFORM = 1 - 2.0**-52
+
+
+def numbers_of(seeds: list[int], count: int) -> torch.Tensor:
+    """The first numbers (seeds, count) of each stream."""
+    return uniforms(random_streams(seeds)[:, None], np.arange(count, dtype=np.uint64))
 
 
 def logits_of(probs: list[float]) -> torch.Tensor:
@@ -37,15 +42,15 @@ def test_generator_is_splitmix64() -> None:
 
 
 def test_stream_of_a_seed_does_not_depend_on_its_neighbours_or_on_how_much_is_drawn() -> None:
-    several = uniforms([3, -1, 2**63, 7], 50)
+    several = numbers_of([3, -1, 2**63, 7], 50)
     assert several.dtype == torch.float64
-    assert torch.equal(several[3], uniforms([7], 50)[0])
-    assert torch.equal(several[3, :10], uniforms([7], 10)[0])
+    assert torch.equal(several[3], numbers_of([7], 50)[0])
+    assert torch.equal(several[3, :10], numbers_of([7], 10)[0])
     assert len({tuple(row) for row in several.tolist()}) == 4
 
 
 def test_numbers_are_uniform_along_streams_and_across_consecutive_seeds() -> None:
-    numbers = uniforms(list(range(2000)), 100)
+    numbers = numbers_of(list(range(2000)), 100)
     assert numbers.min() >= 0
     assert numbers.max() < 1
     for bins in (torch.histc(numbers, 100, 0, 1), torch.histc(numbers[:, 0], 100, 0, 1)):
@@ -55,7 +60,7 @@ def test_numbers_are_uniform_along_streams_and_across_consecutive_seeds() -> Non
 
 
 def test_streams_are_uncorrelated_with_themselves_and_with_each_other() -> None:
-    numbers = uniforms(list(range(400)), 500) - 0.5
+    numbers = numbers_of(list(range(400)), 500) - 0.5
     for a, b in (
         (numbers[:, :-1], numbers[:, 1:]),  # along a stream
         (numbers[:-1], numbers[1:]),  # seed s and s + 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,7 +39,9 @@ def make_spec(folder: Path, *, device: str = "cpu", vllm: dict | None = None, **
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("vllm") / "a", hidden=128, initializer_range=0.2)
+    folder = make_tiny_model(tmp_path_factory.mktemp("vllm") / "a", hidden=128, initializer_range=0.2)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,28 @@ def test_requests_that_are_too_long_are_refused(started, folder: Path) -> None:
         engine.generate([[5] * 101], SamplingParams(60), [0])
 
 
+def test_the_model_names_further_tokens_that_end_a_response(started, folder: Path) -> None:
+    engine = started[0]
+    assert engine.eos_token_ids == [1, 7, 9]
+
+
+def test_sleep_gives_memory_back_until_the_next_call(started, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, calls = copy.copy(started[0]), []
+    monkeypatch.setattr(engine.llm, "sleep", lambda level: calls.append(f"sleep {level}"))
+    monkeypatch.setattr(engine.llm, "wake_up", lambda: calls.append("wake"))
+    engine.sleep()
+    assert not calls  # on a CPU
+    engine.sleeps = True
+    engine.sleep()
+    engine.sleep()
+    engine.update_weights(AutoModelForCausalLM.from_pretrained(folder).state_dict().items())
+    engine.generate([[5]], SamplingParams(4), [0])
+    engine.sleep()
+    engine.generate([[5]], SamplingParams(4), [0])
+    engine.wake()
+    assert calls == ["sleep 1", "wake", "sleep 1", "wake"]
+
+
 def test_keys_become_arguments(folder: Path) -> None:
     spec = make_spec(
         folder,
@@ -122,12 +149,25 @@ def test_keys_become_arguments(folder: Path) -> None:
     }
 
 
+def test_the_numbers_are_those_of_the_spec(folder: Path) -> None:
+    assert engine_arguments(replace(make_spec(folder), dtype=torch.bfloat16))["dtype"] == "bfloat16"
+
+
+def test_an_engine_that_ranks_share_is_made_of_them(folder: Path) -> None:
+    found = engine_arguments(make_spec(folder, device="cuda", tensor_model_parallel_size=4))
+    assert found["tensor_parallel_size"] == 4
+    assert found["distributed_executor_backend"] == "external_launcher"
+    with pytest.raises(PacelineError, match="tensor_model_parallel_size=4 does not divide the 1 ranks"):
+        VllmRollout.from_spec(make_spec(folder, tensor_model_parallel_size=4))
+
+
 def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> None:
     def cache(**config) -> int:
         return engine_arguments(make_spec(folder, **config))["kv_cache_memory_bytes"]
 
     per_token = 2 * 2 * 2 * 32 * 4  # layers, keys and values, heads, head_dim, bytes
     assert cache(max_num_seqs=5) == (5 * 2 + 1) * 128 * per_token
+    assert cache(max_num_seqs=5, tensor_model_parallel_size=2) == (5 * 2 + 1) * 128 * per_token // 2
     assert cache(max_num_seqs=5, vllm={"kv_cache_memory_bytes": 77}) == 77
     assert cache(max_num_seqs=10**9, gpu_memory_utilization=0.5) > 1.9 * cache(
         max_num_seqs=10**9, gpu_memory_utilization=0.25

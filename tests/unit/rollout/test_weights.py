@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from paceline.errors import PacelineError
 from paceline.rollout.weights import whole_state
+from tests.tiny import build_tiny_model
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def make_model(*, tied: bool) -> Qwen2ForCausalLM:
-    config = Qwen2Config(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-    )
-    return Qwen2ForCausalLM(config)
+def make_model(*, tied: bool) -> PreTrainedModel:
+    return build_tiny_model(layers=1, tie_word_embeddings=tied)
 
 
-def make_empty(*, tied: bool) -> Qwen2ForCausalLM:
+def make_empty(*, tied: bool) -> PreTrainedModel:
     with torch.device("meta"):
         return make_model(tied=tied)
 

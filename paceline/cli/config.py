@@ -1,0 +1,105 @@
+"""`paceline config [WORDS]`: every key with type, default and meaning; found by words, or explained one by one."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from paceline.cli.parser import make_parser
+
+if TYPE_CHECKING:
+    from paceline.config.keys import Key
+
+EXAMPLES = (
+    "",
+    "clip                                        keys with the word in their name or meaning",
+    "kl loss                                     with both words",
+    "trainer                                     the keys of a section",
+    "actor_rollout_ref.actor.clip_ratio          one key, and its neighbours",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print keys. Gives the exit code: 1 if nothing was found."""
+    parser = make_parser("config", "Look up the keys of the configuration.", EXAMPLES)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="a key, a section, or words to look for")
+    words = parser.parse_args(argv).words
+
+    from paceline.config.keys import known_keys, walk_keys
+
+    if len(words) == 1 and words[0] in known_keys():
+        print(explain(known_keys()[words[0]]))
+        return 0
+    found = [key for key in walk_keys() if not key.is_section and matches(key, words)]
+    if not found:
+        print(not_found(words), file=sys.stderr)
+        return 1
+    print("\n".join(line for key in found for line in entry(key)))
+    return 0
+
+
+def matches(key: Key, words: Iterable[str]) -> bool:
+    """Whether all words are somewhere in the key's name or description."""
+    from paceline.config.describe import description
+
+    text = f"{key.name} {description(key)}".lower()
+    return all(word.lower() in text for word in words)
+
+
+def entry(key: Key) -> list[str]:
+    """A key in a list: name, type and default on one line, the meaning under it."""
+    from paceline.config.describe import description, type_name, value_text
+
+    if key.is_section:
+        return [f"{key.name}.*", *_wrapped(description(key))]
+    return [f"{key.name} ({type_name(key.hint)}) = {value_text(key.default)}", *_wrapped(description(key))]
+
+
+def explain(key: Key) -> str:
+    """One key with its neighbours, or one section with its keys."""
+    from paceline.config.describe import description, type_name, value_text
+    from paceline.config.keys import walk_keys
+
+    if key.is_section:
+        below = [other for other in walk_keys() if other.name.rpartition(".")[0] == key.name]
+        return "\n".join([key.name, *_wrapped(description(key)), "", *(line for k in below for line in entry(k))])
+    section = key.name.rpartition(".")[0]
+    neighbours = [other.name for other in walk_keys() if other.name.rpartition(".")[0] == section and other != key]
+    return "\n".join(
+        [
+            key.name,
+            *_wrapped(description(key)),
+            "",
+            f"  type     {type_name(key.hint)}",
+            f"  default  {value_text(key.default)}",
+            f"  set it   {key.name}={value_text(key.default)}",
+            "",
+            f"Neighbours in {section or 'the configuration'}:",
+            *(f"  {name}" for name in neighbours),
+        ]
+    )
+
+
+def not_found(words: Sequence[str]) -> str:
+    """What to say of words that no key has: that it is known but not supported, or which keys are spelt like it."""
+    import difflib
+
+    from paceline.config.keys import known_keys, nearest_key
+    from paceline.config.unsupported import UNSUPPORTED_KEYS
+
+    asked = " ".join(words)
+    if asked in UNSUPPORTED_KEYS:
+        return f"{asked} {UNSUPPORTED_KEYS[asked]}"
+    fields: dict[str, list[str]] = {}
+    for key in known_keys().values():
+        fields.setdefault(key.field, []).append(key.name)
+    close = difflib.get_close_matches(asked.rpartition(".")[2], fields, n=4, cutoff=0.6)
+    names = dict.fromkeys([*filter(None, [nearest_key(asked)]), *(name for field in close for name in fields[field])])
+    lines = [f"No key has {asked!r} in its name or meaning."]
+    return "\n".join([*lines, *(["The nearest:"] if names else []), *(f"  {name}" for name in names)])
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 112, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)

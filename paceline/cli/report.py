@@ -1,0 +1,34 @@
+"""`paceline report RUN [RUN ...]`: a page of one run, or of several to compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.cli.parser import make_parser
+
+EXAMPLES = (
+    "runs/paceline/ppo                                    writes runs/paceline/ppo/report.html",
+    "runs/paceline/ppo --output page.html",
+    "runs/a runs/b runs/c --output compare.html           compares them; without --output: ./report.html",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the page and say where. Gives the exit code."""
+    parser = make_parser("report", "Make one self-contained HTML page of a run, or of several to compare.", EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's folder; it may still be going on")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="(one run: RUN/report.html; several: ./report.html)"
+    )
+    arguments = parser.parse_args(argv)
+
+    from paceline.report.page import PAGE_FILE, write_page
+    from paceline.trainer.main_ppo import errors_as_exit_codes
+
+    runs = [run.expanduser() for run in arguments.runs]
+    output = arguments.output or (runs[0] / PAGE_FILE if len(runs) == 1 else Path(PAGE_FILE))
+    with errors_as_exit_codes():
+        size = write_page(runs, output)
+    print(f"{output} ({size / 1e6:.2f} MB): open it in a browser")
+    return 0

@@ -1,0 +1,34 @@
+"""Sections with what they leave open (null) taken from others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from paceline.config import CriticConfig, PPOConfig, RewardModelConfig
+
+
+def critic_config(config: PPOConfig) -> CriticConfig:
+    """The critic's section, completed from the actor's."""
+    critic, policy = config.critic, config.actor_rollout_ref
+    return replace(
+        critic,
+        ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
+        ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
+        use_dynamic_bsz=_or(critic.use_dynamic_bsz, policy.actor.use_dynamic_bsz),
+        model=replace(critic.model, path=critic.model.path or policy.model.path),
+    )
+
+
+def reward_model_config(config: PPOConfig) -> RewardModelConfig:
+    """The reward model's section, with the policy's tokenizer as that of its inputs unless another is named."""
+    section, policy = config.reward_model, config.actor_rollout_ref
+    tokenizer = section.model.input_tokenizer or policy.model.tokenizer_path or policy.model.path
+    return replace(
+        section,
+        use_dynamic_bsz=_or(section.use_dynamic_bsz, policy.actor.use_dynamic_bsz),
+        model=replace(section.model, input_tokenizer=tokenizer),
+    )
+
+
+def _or(own: bool | None, other: bool) -> bool:
+    return other if own is None else own

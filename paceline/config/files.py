@@ -1,0 +1,205 @@
+"""Files and folders that a configuration names: whether they are there, can be read or written, and are what they
+should be.
+
+Takes the key and its value, gives a sentence for each problem, which begins with the key. Models and data are not
+loaded: a config.json, the footer of a parquet file and the names in a Python file are read.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import symtable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.config.keys import nearest
+from paceline.config.load import is_local_path
+
+MODEL_FILE = "config.json"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+# --------------------------------------------------------------------------------------------------------- data
+
+
+def data_files(files: str | list[str] | None) -> list[str]:
+    """The files of data.train_files or data.val_files, patterns expanded; a pattern without a match stays as it is."""
+    found: list[str] = []
+    for file in [files] if isinstance(files, str) else files or []:
+        path = Path(file).expanduser()
+        found += [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True)) or [file]
+    return found
+
+
+def parquet_problems(key: str, file: str) -> Iterator[str]:
+    """A file that is no whole parquet file."""
+    path = Path(file)
+    if not path.exists():
+        yield f"{key}: there is no file {file}. Set it to an existing parquet file."
+    elif not path.is_file():
+        yield f"{key}: {file} is a folder. Set it to parquet files, such as [{file}/train.parquet]."
+    elif not os.access(path, os.R_OK):
+        yield f"{key}: {file} can't be read by this user. Change its permissions or set another file."
+    else:
+        with path.open("rb") as stream:
+            head = stream.read(4)
+            stream.seek(max(0, path.stat().st_size - 4))
+            tail = stream.read(4)
+        if head != b"PAR1":
+            yield f"{key}: {file} is not a parquet file. Convert it, for example with pandas' to_parquet."
+        elif tail != b"PAR1" or isinstance(error := _footer(file), str):
+            cause = "its end is missing" if tail != b"PAR1" else error
+            yield f"{key}: {file} is a damaged parquet file: {cause}. Write or copy it again."
+
+
+def parquet_footer(file: str) -> tuple[int, list[str]] | None:
+    """Number of rows and names of columns; None if the file has problems of its own."""
+    if any(parquet_problems("", file)):
+        return None
+    footer = _footer(file)
+    assert not isinstance(footer, str)
+    return footer
+
+
+def _footer(file: str) -> tuple[int, list[str]] | str:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file) as parquet:
+            return parquet.metadata.num_rows, list(parquet.schema_arrow.names)
+    except (pa.ArrowException, OSError) as error:
+        return str(error).splitlines()[0].rstrip(".")
+
+
+# ------------------------------------------------------------------------------------------------------- models
+
+
+def model_problems(key: str, path: str) -> Iterator[str]:
+    """A path that is no Hugging Face model. Of a hub id only the form is looked at."""
+    if any(problems := list(_folder_or_hub_id(key, path))):
+        yield from problems
+    elif is_local_path(path):
+        folder = Path(path).expanduser()
+        if not (folder / MODEL_FILE).is_file():
+            yield f"{key}: {path} has no {MODEL_FILE}, so it is no Hugging Face model. Set it to a folder that has one."
+        elif "model_type" not in model_config(folder):
+            yield f"{key}: {path}/{MODEL_FILE} names no model_type, so it is no model. Set it to a Hugging Face model."
+        else:
+            yield from _weight_problems(key, folder)
+
+
+def tokenizer_problems(key: str, path: str) -> Iterator[str]:
+    """A path without a tokenizer."""
+    if any(problems := list(_folder_or_hub_id(key, path))):
+        yield from problems
+    elif is_local_path(path) and not any((Path(path).expanduser() / name).exists() for name in _TOKENIZER_FILES):
+        setting = key.removesuffix("path") + "tokenizer_path" if key.endswith(".path") else key
+        yield (
+            f"{key}: {path} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}). Save one there, or set {setting} "
+            "to a folder or hub id that has one."
+        )
+
+
+def model_config(folder: Path) -> dict[str, Any]:
+    """What config.json says; nothing if it can't be read as such."""
+    try:
+        content = json.loads((folder / MODEL_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _folder_or_hub_id(key: str, path: str) -> Iterator[str]:
+    if not is_local_path(path):
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+            yield f"{key}={path!r} is neither a folder nor a hub id; set it to a folder or to org/name."
+    elif not Path(path).expanduser().is_dir():
+        yield f"{key}: there is no folder {path}. Set it to a folder of a Hugging Face model or a hub id."
+
+
+def _weight_problems(key: str, folder: Path) -> Iterator[str]:
+    indices = [*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")]
+    if not (indices or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))):
+        yield f"{key}: {folder} has no weights (*.safetensors). Set it to a folder that `save_pretrained` wrote."
+    for index in indices[:1]:
+        try:
+            wanted = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            yield f"{key}: {index} can't be read. Download or save the model again."
+            return
+        missing = [name for name in wanted if not (folder / name).exists()]
+        if missing:
+            yield (
+                f"{key}: {folder} lacks {', '.join(missing[:3])}, {len(missing)} of {len(wanted)} files of weights. "
+                "Download or save the model again."
+            )
+
+
+# ------------------------------------------------------------------------------------------------------ rewards
+
+
+def reward_file_problems(path: str, name: str) -> Iterator[str]:
+    """A reward file that can't be read, is no Python, or has no such function; it is not run."""
+    key = "custom_reward_function.path"
+    file = Path(path).expanduser()
+    if not file.is_file():
+        yield f"{key}: there is no file {path}. Set it to a Python file or to null."
+        return
+    try:
+        table = symtable.symtable(file.read_text(), str(file), "exec")
+    except OSError as error:
+        yield f"{key}: {path} can't be read ({error.strerror}). Change its permissions or set another file."
+        return
+    except (SyntaxError, ValueError) as error:
+        line = f" in line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        yield f"{key}: {path} is not Python{line}: {error.args[0] if error.args else error}. Correct it."
+        return
+    bound = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
+    # A name may also come from `import *` or a module's __getattr__: those are left for the import.
+    if name not in bound and "__getattr__" not in bound and "import *" not in file.read_text():
+        close = nearest(name, bound)
+        hint = f"did you mean {close}? " if close else ""
+        public = ", ".join(item for item in bound if not item.startswith("_")) or "none"
+        yield f"custom_reward_function.name={name}: {path} has no such function; {hint}Set it to one of: {public}."
+
+
+# ------------------------------------------------------------------------------------------ what a run writes
+
+
+def writable_problems(key: str, folder: str) -> Iterator[str]:
+    """A folder, existing or to be made, that this user can't write into."""
+    path = Path(folder).expanduser()
+    if path.is_file():
+        yield f"{key}: {folder} is a file. Set it to a folder."
+        return
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not there.is_dir():
+        yield f"{key}: {folder} can't be made, because {there} is a file. Set it to another folder."
+    elif not os.access(there, os.W_OK):
+        yield f"{key}: {there} can't be written by this user. Change its permissions or set another folder."
+
+
+def checkpoint_problems(key: str, folder: str) -> Iterator[str]:
+    """A folder that is no checkpoint. What is in its files is compared when it is loaded."""
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        yield f"{key}: there is no folder {folder}. Set it to a checkpoint."
+    elif (path / "trainer.pruned.json").exists():
+        yield f"{key}: {folder} was pruned and can't be resumed from. Set it to a checkpoint that has a trainer.json."
+    elif not (path / "trainer.json").exists():
+        inside = _step_folders(path) or _step_folders(path / "checkpoints")
+        hint = f"such as {inside[-1]}" if inside else "a folder named global_step_N"
+        yield f"{key}: {folder} is no checkpoint: it has no trainer.json. Set it to one, {hint}."
+
+
+def _step_folders(path: Path) -> list[Path]:
+    def step(folder: Path) -> int:
+        return int(re.sub(r"\D", "", folder.name) or 0)
+
+    found: Iterable[Path] = (folder for folder in path.glob("global_step_*") if (folder / "trainer.json").exists())
+    return sorted(found, key=step)

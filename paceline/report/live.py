@@ -1,0 +1,183 @@
+"""A view of a run in the terminal that started it: step, what each pool is at, scores, speed and time left.
+
+It follows status.json and metrics.jsonl in the run's folder, since the run itself is driven by another process, which
+may be started again. It stands below the lines that the run prints, and is gone when the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.report.status import read_status
+from paceline.report.trackers import METRICS_FILE
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+REFRESHES_PER_SECOND = 2
+BARS = "▁▂▃▄▅▆▇█"
+NUM_BARS = 40
+STEPS_OF_SPEED = 10
+"""Newest steps from which the time that is left is guessed."""
+SCORE = "critic/score/mean"
+
+
+@contextmanager
+def live_view(run_dir: Path, wanted: bool | None) -> Iterator[None]:
+    """Show the run in the block; None: if this is a terminal that can move its cursor."""
+    is_terminal = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if not (is_terminal if wanted is None else wanted):
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    view = RunView(run_dir)
+    console = Console(stderr=True, force_terminal=True)
+    live = Live(get_renderable=view.render, console=console, refresh_per_second=REFRESHES_PER_SECOND, transient=True)
+    with live, _logging_above():
+        yield
+
+
+@contextmanager
+def _logging_above() -> Iterator[None]:
+    """Log lines go through the stream that the view has put in place of stderr, as printed ones do."""
+    handlers = [
+        (handler, handler.stream)
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.__stderr__, sys.__stdout__)
+    ]
+    for handler, _ in handlers:
+        handler.setStream(sys.stderr)
+    try:
+        yield
+    finally:
+        for handler, stream in handlers:
+            handler.setStream(stream)
+
+
+class RunView:
+    """What is known of a run, read again at every refresh."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._since = time.time()
+        self._metrics = MetricsTail(run_dir / METRICS_FILE)
+
+    def render(self) -> RenderableType:
+        """The view as it stands; it must not fail, whatever the files hold."""
+        from rich.panel import Panel
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        for name, value in self.rows():
+            table.add_row(Text(name, style="bold"), Text(value))
+        return Panel(table, title="paceline", title_align="left", expand=False)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Pairs of name and text."""
+        status = read_status(self._run_dir)
+        if status is None or status["updated"] < self._since:  # of an earlier run in this folder
+            return [("run", f"starting, {time.time() - self._since:.0f} s: processes load their models")]
+        lines = self._metrics.read()
+        total = status["total_steps"]
+        rows = [("step", f"{status['step']}/{total}  {progress_bar(status['step'] / max(total, 1))}")]
+        rows += [(pool, method) for pool, method in sorted(status["running"].items())]
+        score = values_of(lines, SCORE)
+        if score:
+            rows.append(("score", f"{score[-1]:.3f}  {sparkline(score)}"))
+        for name in headline_metrics(lines):
+            measured = values_of(lines, name)
+            rows.append((name.removeprefix("val-core/"), f"{measured[-1]:.3f}  {sparkline(measured)}"))
+        seconds = values_of(lines, "timing_s/step")[-STEPS_OF_SPEED:]
+        tokens = values_of(lines, "perf/total_num_tokens")[-STEPS_OF_SPEED:]
+        if seconds and tokens:
+            rows.append(
+                ("speed", f"{sum(tokens) / sum(seconds):,.0f} tokens/s, {statistics.mean(seconds):.1f} s a step")
+            )
+            left = (total - lines[-1]["step"]) * statistics.mean(seconds)
+            rows.append(("left", f"about {duration(left)}"))
+        return rows
+
+
+class MetricsTail:
+    """The last lines of a metrics.jsonl that grows, is cut back by a resume, or is replaced."""
+
+    def __init__(self, path: Path, keep: int = 500) -> None:
+        self._path = path
+        self._lines: deque[dict[str, Any]] = deque(maxlen=keep)
+        self._offset = 0
+        self._inode = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._offset:
+                    self._inode, self._offset = found.st_ino, 0
+                    self._lines.clear()
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):  # being written
+                        break
+                    self._offset += len(line)
+                    self._lines.append(json.loads(line))
+        except (OSError, ValueError):
+            pass
+        return list(self._lines)
+
+
+def values_of(lines: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """The finite values of a metric."""
+    return [line[name] for line in lines if isinstance(line.get(name), int | float)]
+
+
+def headline_metrics(lines: Sequence[dict[str, Any]], most: int = 3) -> list[str]:
+    """The accuracies of validation, and the rewards of sources without one."""
+    names = dict.fromkeys(name for line in lines for name in line if name.startswith("val-core/"))
+    wanted = [name for name in names if "/reward/" not in name or name.replace("/reward/", "/acc/") not in names]
+    return [name for name in wanted if values_of(lines, name)][:most]
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """The newest values as bars.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    """
+    shown = values[-NUM_BARS:]
+    low, high = min(shown), max(shown)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in shown)
+
+
+def progress_bar(share: float, width: int = 30) -> str:
+    """A bar with its percentage.
+
+    >>> progress_bar(0.5, width=4)
+    '━━╌╌ 50 %'
+    """
+    full = round(min(share, 1.0) * width)
+    return f"{'━' * full}{'╌' * (width - full)} {share:.0%}".replace("%", " %")
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units.
+
+    >>> duration(42.4), duration(125), duration(7300)
+    ('42 s', '2 min 5 s', '2 h 1 min')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,371 @@
+"use strict";
+// Everything of a run is put into the page as text (textContent), never as markup.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+const RUNS = DATA.runs;
+const COMPARES = RUNS.length > 1;
+const SVG = "http://www.w3.org/2000/svg";
+
+const CHARTS = [
+  ["Reward", ["critic/score/mean", "critic/rewards/mean"]],
+  ["Validation", /^val-core\//],
+  ["Accuracy in training", /^reward\/.*acc/],
+  ["KL divergence", ["actor/ppo_kl", "actor/kl_loss", "actor/reward_kl_penalty"]],
+  ["Entropy", ["actor/entropy"]],
+  ["Response length (tokens)", ["response_length/mean", "response_length/max", "response_length/min"]],
+  ["Policy loss", ["actor/pg_loss"]],
+  ["Value loss", ["critic/vf_loss"]],
+  ["Explained variance of the critic", ["critic/vf_explained_var"]],
+  ["Clipped share", ["actor/pg_clipfrac", "critic/vf_clipfrac"]],
+  ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]],
+  ["Seconds per step", ["timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/update_critic"]],
+  ["Throughput (tokens/s per device)", ["perf/throughput"]],
+  ["Busy share of all pools", ["perf/overlap"]],
+];
+
+function byId(id) { return document.getElementById(id); }
+
+function element(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  fill(node, attributes, children);
+  return node;
+}
+
+function drawn(tag, attributes = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  fill(node, attributes, children);
+  return node;
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children.filter((child) => child !== null).map((child) => child instanceof Node ? child : String(child)));
+}
+
+function color(index) { return `var(--c${index % 8})`; }
+
+function number(value) {
+  if (value === null || value === undefined) return "none";
+  if (typeof value !== "number") return String(value);
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+}
+
+function table(head, rows) {
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell, column) =>
+    cell instanceof HTMLTableCellElement ? cell : element(column ? "td" : "th", column ? {} : { scope: "row" }, cell ?? ""))));
+  const top = head ? element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))) : null;
+  return element("div", { class: "scroll", tabindex: "0" }, element("table", {}, top, element("tbody", {}, ...body)));
+}
+
+// ------------------------------------------------------------------------------------------------------- summary
+
+function showSummary() {
+  const title = RUNS.map((run) => run.name).join(" · ");
+  byId("title").textContent = title;
+  document.title = `${title} - paceline`;
+  const names = [...new Set(RUNS.flatMap((run) => run.summary.map(([name]) => name)))];
+  const rows = names.map((name) => [name, ...RUNS.map((run) => (run.summary.find(([other]) => other === name) ?? ["", "–"])[1])]);
+  byId("summary-table").replaceChildren(table(COMPARES ? ["", ...RUNS.map((run) => run.name)] : null, rows));
+  byId("footer").textContent = `Written ${DATA.written} by paceline report. ${RUNS.map((run) => run.folder).join(", ")}`;
+}
+
+// -------------------------------------------------------------------------------------------------------- curves
+
+function series(run, metric) {
+  const found = run.curves.series[metric];
+  return found ? { steps: run.curves.steps[found[0]], values: found[1] } : null;
+}
+
+function smoothed(values, weight) {
+  let mean = null;
+  return values.map((value) => {
+    if (value === null) return null;
+    mean = mean === null ? value : weight * mean + (1 - weight) * value;
+    return mean;
+  });
+}
+
+function ticks(low, high, wanted) {
+  const rough = (high - low) / wanted;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+  const found = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) found.push(Number(tick.toPrecision(12)));
+  return found;
+}
+
+// A chart of lines: [{name, color, steps, values}].
+function chart(title, lines, weight) {
+  const [width, height, left, right, top, bottom] = [420, 210, 46, 8, 8, 22];
+  const points = lines.flatMap((line) => line.steps.map((step, index) => [step, line.values[index]]));
+  const finite = points.map((point) => point[1]).filter((value) => value !== null);
+  const reading = element("div", { class: "reading" });
+  const keys = element("ul", { class: "legend" }, ...lines.map((line) =>
+    element("li", {}, element("span", { class: "swatch", style: `background:${line.color}` }), line.name)));
+  const caption = element("figcaption", {}, title);
+  if (!finite.length) return element("figure", {}, caption, element("p", { class: "faint" }, "no finite values"));
+  let [low, high] = [Math.min(...finite), Math.max(...finite)];
+  if (low === high) [low, high] = [low - (Math.abs(low) || 1) * 0.5, high + (Math.abs(high) || 1) * 0.5];
+  const first = Math.min(...points.map((point) => point[0]));
+  const last = Math.max(...points.map((point) => point[0]), first + 1);
+  const x = (step) => left + (step - first) / (last - first) * (width - left - right);
+  const y = (value) => top + (high - value) / (high - low) * (height - top - bottom);
+  const label = `${title}. ` + lines.map((line) => {
+    const known = line.values.filter((value) => value !== null);
+    return known.length ? `${line.name}: from ${number(known[0])} to ${number(known.at(-1))}, `
+      + `least ${number(Math.min(...known))}, most ${number(Math.max(...known))}` : `${line.name}: no finite values`;
+  }).join("; ");
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: "0", "aria-label": label });
+  for (const tick of ticks(low, high, 4)) {
+    svg.append(drawn("line", { class: "grid", x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
+      drawn("text", { x: left - 5, y: y(tick) + 4, "text-anchor": "end" }, Number(tick.toPrecision(6))));
+  }
+  for (const tick of ticks(first, last, 6).filter(Number.isInteger)) {
+    svg.append(drawn("text", { x: x(tick), y: height - 5, "text-anchor": "middle" }, tick));
+  }
+  const draw = (line, values, kind) => {
+    let path = "", pen = "M";
+    line.steps.forEach((step, index) => {
+      if (values[index] === null) { pen = "M"; return; }
+      path += `${pen}${x(step).toFixed(1)} ${y(values[index]).toFixed(1)}`;
+      pen = "L";
+    });
+    svg.append(drawn("path", { class: `curve ${kind}`, d: path, style: `stroke:${line.color}` }));
+    if (line.steps.length <= 40 && kind === "") {
+      line.steps.forEach((step, index) => {
+        if (values[index] !== null) svg.append(drawn("circle", { cx: x(step), cy: y(values[index]), r: 2.2, style: `fill:${line.color}` }));
+      });
+    }
+  };
+  for (const line of lines) {
+    if (weight > 0) draw(line, line.values, "raw");
+    draw(line, weight > 0 ? smoothed(line.values, weight) : line.values, "");
+  }
+
+  const cursor = drawn("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
+  svg.append(cursor);
+  const steps = [...new Set(points.map((point) => point[0]))].sort((a, b) => a - b);
+  let place = steps.length - 1;
+  const read = (index) => {
+    place = Math.max(0, Math.min(steps.length - 1, index));
+    const step = steps[place];
+    cursor.setAttribute("x1", x(step));
+    cursor.setAttribute("x2", x(step));
+    cursor.setAttribute("visibility", "visible");
+    const values = lines.map((line) => {
+      const at = line.steps.indexOf(step);
+      return at < 0 ? null : `${lines.length > 1 ? `${line.name} ` : ""}${number(line.values[at])}`;
+    });
+    reading.textContent = `step ${step}: ${values.filter((value) => value !== null).join(", ")}`;
+  };
+  const leave = () => { cursor.setAttribute("visibility", "hidden"); reading.textContent = ""; };
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const step = first + ((event.clientX - box.left) / box.width * width - left) / (width - left - right) * (last - first);
+    read(steps.reduce((best, other, index) => Math.abs(other - step) < Math.abs(steps[best] - step) ? index : best, 0));
+  });
+  svg.addEventListener("pointerleave", leave);
+  svg.addEventListener("blur", leave);
+  svg.addEventListener("focus", () => read(place));
+  svg.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    read(Math.max(0, Math.min(steps.length - 1, place + move)));
+  });
+  return element("figure", { "data-chart": title }, caption, lines.length > 1 || COMPARES ? keys : null, svg, reading);
+}
+
+function allMetrics() { return [...new Set(RUNS.flatMap((run) => Object.keys(run.curves.series)))].sort(); }
+
+// One run: the metrics of a chart are its lines. Several: each metric is a chart, and the runs are its lines.
+function linesOf(metrics) {
+  return metrics.flatMap((metric, index) => RUNS.map((run, place) => {
+    const found = series(run, metric);
+    return found && { name: COMPARES ? run.name : metric, color: color(COMPARES ? place : index), ...found };
+  })).filter(Boolean);
+}
+
+function showCurves() {
+  const weight = Number(byId("smoothing").value);
+  byId("smoothing-value").textContent = String(weight);
+  const known = allMetrics();
+  const charts = [];
+  for (const [title, wanted] of CHARTS) {
+    const metrics = wanted instanceof RegExp ? known.filter((name) => wanted.test(name)) : wanted.filter((name) => known.includes(name));
+    if (!metrics.length) continue;
+    if (COMPARES) for (const metric of wanted instanceof RegExp ? metrics : metrics.slice(0, 1)) {
+      charts.push(chart(wanted instanceof RegExp ? metric : `${title}: ${metric}`, linesOf([metric]), weight));
+    } else {
+      charts.push(chart(title, linesOf(metrics), weight));
+    }
+  }
+  byId("charts").replaceChildren(...(charts.length ? charts : [element("p", { class: "faint" }, "No step has been logged yet.")]));
+  const metric = byId("any-metric").value;
+  byId("any-chart").replaceChildren(...(metric ? [chart(metric, linesOf([metric]), weight)] : []));
+}
+
+// --------------------------------------------------------------------------------------------------------- gantt
+
+// The phases of a step first: their colors differ.
+const PHASES = ["generate_sequences", "compute_log_prob", "compute_ref_log_prob", "compute_values", "update_critic", "update_actor",
+  "compute_reward", "compute_rm_score"];
+const METHODS = [...new Set([...PHASES, ...RUNS.flatMap((run) => run.gantt.steps.flatMap((step) => step.bars.map((bar) => bar[1])))])];
+
+function busySeconds(bars, start, end) {
+  let [busy, until] = [0, start];
+  for (const [from, to] of bars.map((bar) => [bar[2], bar[3]]).sort((a, b) => a[0] - b[0])) {
+    busy += Math.max(0, Math.min(to, end) - Math.max(from, until));
+    until = Math.max(until, Math.min(to, end));
+  }
+  return busy;
+}
+
+function showGantt(run, index) {
+  const step = run.gantt.steps[index];
+  if (!step) {
+    byId("gantt").replaceChildren(element("p", { class: "faint" }, "This run has no timeline yet."));
+    byId("pools").replaceChildren();
+    return;
+  }
+  const pools = Object.keys(run.gantt.pools).filter((pool) => step.bars.some((bar) => bar[0] === pool));
+  const [width, left, row, gap] = [1120, 200, 34, 10];
+  const height = pools.length * (row + gap) + 30;
+  const span = Math.max(step.end - step.start, 1e-6);
+  const x = (time) => left + (Math.min(Math.max(time, step.start), step.end) - step.start) / span * (width - left - 10);
+  const svg = drawn("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "data-step": step.step,
+    "aria-label": `What each pool did in step ${step.step}, which took ${number(span)} seconds` });
+  const rows = [];
+  pools.forEach((pool, place) => {
+    const top = place * (row + gap);
+    const bars = step.bars.filter((bar) => bar[0] === pool);
+    svg.append(drawn("text", { x: left - 8, y: top + row / 2 + 4, "text-anchor": "end" }, pool),
+      drawn("rect", { class: "idle", x: left, y: top, width: width - left - 10, height: row, rx: 3 }));
+    for (const [, method, start, end, of, validation] of bars) {
+      const name = method + (validation ? " (validation)" : "") + (of === step.step ? "" : `, of step ${of}`);
+      const wide = Math.max(x(end) - x(start), 0.8);
+      const bar = drawn("rect", { class: of === step.step ? "bar" : "bar other", x: x(start), y: top, width: wide, height: row, rx: 2,
+        style: `fill:${color(METHODS.indexOf(method))}` },
+        drawn("title", {}, `${name}: ${number(end - start)} s, from ${number(start - step.start)} s`));
+      svg.append(bar);
+      if (wide > method.length * 6.2 + 8 && of === step.step) svg.append(drawn("text", { class: "on-bar", x: x(start) + 5, y: top + row / 2 + 4 }, method));
+    }
+    const busy = busySeconds(bars, step.start, step.end);
+    rows.push([pool, run.gantt.pools[pool].processes, run.gantt.pools[pool].roles.join(", "), `${number(busy)} s`,
+      `${number(span - busy)} s`, `${Math.round((1 - busy / span) * 100)} %`]);
+  });
+  for (const tick of ticks(0, span, 8)) {
+    svg.append(drawn("text", { x: x(step.start + tick), y: height - 8, "text-anchor": "middle" }, `${number(tick)} s`));
+  }
+  const used = METHODS.filter((method) => step.bars.some((bar) => bar[1] === method));
+  const keys = element("ul", { class: "legend" }, ...used.map((method) =>
+    element("li", {}, element("span", { class: "swatch", style: `background:${color(METHODS.indexOf(method))};height:10px` }), method)),
+    element("li", {}, element("span", { class: "swatch", style: "background:var(--idle);height:10px" }), "idle"));
+  byId("gantt").replaceChildren(element("figure", {}, element("figcaption", {}, `Step ${step.step}: ${number(span)} s`), keys, svg,
+    element("p", { class: "reading" }, "A pale bar belongs to the step before or after. All processes of a pool are drawn as one; timeline.json has each.")));
+  byId("pools").replaceChildren(element("h3", {}, "Pools in this step"), table(["pool", "processes", "roles", "busy", "idle", "idle share"], rows));
+}
+
+// ------------------------------------------------------------------------------------------------------- samples
+
+function showSamples(run, index) {
+  const step = run.samples[index];
+  if (!step) {
+    byId("samples-list").replaceChildren(element("p", { class: "faint" }, "No samples: trainer.keep_samples keeps some of every step."));
+    return;
+  }
+  byId("samples-list").replaceChildren(...step.rows.map((row) => {
+    const facts = [row.kind, row.data_source, row.pred === undefined || row.pred === null ? null : `read as ${row.pred}`,
+      row.ground_truth === undefined || row.ground_truth === null ? null : `ground truth ${row.ground_truth}`].filter(Boolean).join(" · ");
+    const mood = typeof row.score !== "number" ? "" : row.score > 0 ? "good" : "bad";
+    return element("article", { class: "sample" },
+      element("div", {}, element("strong", { class: mood }, `score ${number(row.score)}`), " ", element("span", { class: "faint" }, facts)),
+      element("div", { class: "label" }, "prompt"), element("pre", { tabindex: "0" }, row.prompt ?? ""),
+      element("div", { class: "label" }, "response"), element("pre", { tabindex: "0" }, row.response ?? ""));
+  }));
+}
+
+// A choice of run and step, with buttons for the neighbours.
+function chooser(prefix, stepsOf, show) {
+  const [runs, steps] = [byId(`${prefix}-run`), byId(`${prefix}-step`)];
+  const [previous, next] = [byId(`${prefix}-previous`), byId(`${prefix}-next`)];
+  runs.replaceChildren(...RUNS.map((run, index) => element("option", { value: index }, run.name)));
+  runs.closest("label").hidden = !COMPARES;
+  const update = () => {
+    previous.disabled = steps.selectedIndex <= 0;
+    next.disabled = steps.selectedIndex >= steps.options.length - 1;
+    show(RUNS[runs.selectedIndex], steps.selectedIndex);
+  };
+  const fillSteps = () => {
+    const known = stepsOf(RUNS[runs.selectedIndex]);
+    steps.replaceChildren(...known.map((step) => element("option", { value: step.step }, step.step)));
+    steps.selectedIndex = known.length - 1;
+    update();
+  };
+  runs.addEventListener("change", fillSteps);
+  steps.addEventListener("change", update);
+  previous.addEventListener("click", () => { steps.selectedIndex -= 1; update(); });
+  next.addEventListener("click", () => { steps.selectedIndex += 1; update(); });
+  fillSteps();
+}
+
+// -------------------------------------------------------------------------------- config, checkpoints, environment
+
+function showConfig() {
+  const all = byId("config-all").checked;
+  const wanted = byId("config-find").value.toLowerCase();
+  const keys = [...new Set(RUNS.flatMap((run) => run.config.map((row) => row[0])))];
+  const rows = keys.map((key) => [key, RUNS.map((run) => run.config.find((row) => row[0] === key))])
+    .filter(([, found]) => all || (COMPARES ? new Set(found.map((row) => row?.[1])).size > 1 : found[0][3]))
+    .filter(([key]) => !wanted || `${key} ${DATA.meanings[key] ?? ""}`.toLowerCase().includes(wanted))
+    .map(([key, found]) => [element("th", { scope: "row", class: "mono" }, key),
+      ...found.map((row) => element("td", { class: "mono" }, row?.[1] ?? "–")),
+      element("td", { class: "mono faint" }, found.find(Boolean)[2]), element("td", { class: "faint" }, DATA.meanings[key] ?? "")]);
+  byId("config-table").replaceChildren(rows.length
+    ? table(["key", ...RUNS.map((run) => COMPARES ? run.name : "value"), "default", "meaning"], rows)
+    : element("p", { class: "faint" }, COMPARES ? "The runs have the same configuration." : "Nothing differs from the defaults."));
+}
+
+function showCheckpoints() {
+  const rows = RUNS.flatMap((run) => run.checkpoints.map((point) => [COMPARES ? `${run.name} step ${point.step}` : `step ${point.step}`,
+    point.parts.join(", "), `${(point.bytes / 1e6).toFixed(1)} MB`, point.complete ? "yes" : "no", element("td", { class: "mono" }, point.path)]));
+  byId("checkpoints-table").replaceChildren(rows.length ? table(["", "holds", "size", "can be resumed", "folder"], rows)
+    : element("p", { class: "faint" }, "None: trainer.save_freq saves them."));
+}
+
+function flat(value, prefix = "") {
+  if (value === null || typeof value !== "object") return [[prefix, String(value)]];
+  if (Array.isArray(value) && value.every((item) => typeof item !== "object")) return [[prefix, value.join(" ")]];
+  return Object.entries(value).flatMap(([name, item]) => flat(item, prefix ? `${prefix}.${name}` : name));
+}
+
+function showEnvironment() {
+  const found = RUNS.map((run) => new Map(run.environment ? flat(run.environment) : []));
+  const names = [...new Set(found.flatMap((known) => [...known.keys()]))];
+  const rows = names.map((name) => [name, ...found.map((known) => element("td", { class: "mono" }, known.get(name) ?? "–"))]);
+  byId("environment-table").replaceChildren(rows.length ? table(COMPARES ? ["", ...RUNS.map((run) => run.name)] : null, rows)
+    : element("p", { class: "faint" }, "This run has no environment.json."));
+}
+
+// --------------------------------------------------------------------------------------------------------- start
+
+byId("any-metric").replaceChildren(...allMetrics().map((name) => element("option", {}, name)));
+if (COMPARES) {
+  byId("config-all-text").textContent = "all keys, not only those in which the runs differ";
+  byId("legend").replaceChildren(...RUNS.map((run, index) =>
+    element("li", {}, element("span", { class: "swatch", style: `background:${color(index)}` }), run.name)));
+}
+showSummary();
+showCurves();
+chooser("gantt", (run) => run.gantt.steps, showGantt);
+chooser("samples", (run) => run.samples, showSamples);
+showConfig();
+showCheckpoints();
+showEnvironment();
+byId("smoothing").addEventListener("input", showCurves);
+byId("any-metric").addEventListener("change", showCurves);
+byId("config-all").addEventListener("change", showConfig);
+byId("config-find").addEventListener("input", showConfig);
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,244 @@
+"""What the page shows of one run, from its folder: plain data of bounded size, whatever state the files are in."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.config import PPOConfig
+from paceline.config.keys import known_keys
+from paceline.config.load import to_dict
+from paceline.config.secrets import masked
+from paceline.errors import DataError
+from paceline.report.environment import ENVIRONMENT_FILE
+from paceline.report.live import duration
+from paceline.report.page.gantt import read_gantt
+from paceline.report.page.thin import spread, thinned
+from paceline.report.samples import SAMPLES_FOLDER, cut_text, read_samples, sample_files
+from paceline.report.status import read_status
+from paceline.report.trackers import METRICS_FILE, read_metrics
+
+LONGEST_CONFIG_VALUE = 500
+MOST_NODES = 16
+SAMPLE_FIELDS = ("kind", "data_source", "prompt", "response", "ground_truth", "score", "acc", "pred", "extracted")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What keeps a page small. About 3 MB of one run at most, seldom more than 0.5."""
+
+    points: int = 500
+    """Of a curve; of more, neighbours are averaged."""
+    series: int = 400
+    gantt_steps: int = 120
+    sample_steps: int = 40
+    samples_per_step: int = 12
+    sample_characters: int = 1500
+    checkpoints: int = 200
+
+    @classmethod
+    def shared_by(cls, runs: int) -> Limits:
+        """Several runs share what one may have, down to a tenth."""
+        share = max(1 / max(runs, 1), 0.1)
+        full = cls()
+        return cls(
+            points=max(100, int(full.points * share)),
+            gantt_steps=max(12, int(full.gantt_steps * share)),
+            sample_steps=max(4, int(full.sample_steps * share)),
+        )
+
+
+def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
+    """All that the page shows of a run."""
+    if not (folder / METRICS_FILE).is_file() and not (folder / "config.yaml").is_file():
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
+        raise DataError(
+            f"{folder} is no folder of a run: it has neither {METRICS_FILE} nor config.yaml ({found}). "
+            "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
+        )
+    lines = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else []
+    steps = [line["step"] for line in lines]
+    config = read_run_config(folder)
+    status = read_status(folder)
+    return {
+        "name": name,
+        "folder": str(folder.resolve()),
+        "status": status,
+        "summary": summarize(lines, config, status),
+        "curves": curves(lines, limits),
+        "gantt": read_gantt(folder, steps, limits.gantt_steps),
+        "samples": read_run_samples(folder, limits),
+        "config": config_rows(config),
+        "checkpoints": read_checkpoints(folder, limits),
+        "environment": read_environment(folder),
+    }
+
+
+def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], status: Any) -> list[tuple[str, str]]:
+    """The numbers that one asks for first, as pairs of name and text."""
+
+    def at(key: str) -> Any:
+        value: Any = config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
+
+    def values(name: str) -> list[float]:
+        return [number for line in lines if (number := finite(line.get(name))) is not None]
+
+    trained = [line for line in lines if "critic/score/mean" in line]
+    total = (status or {}).get("total_steps") or at("trainer.total_training_steps")
+    rows = [
+        ("state", _state(status)),
+        ("steps", f"{lines[-1]['step'] if lines else 0}" + (f" of {total}" if total else "")),
+        ("time in steps", duration(sum(values("timing_s/step")))),
+        (
+            "placement",
+            f"{at('trainer.placement.name')}, {at('trainer.nnodes')} x {at('trainer.n_gpus_per_node')} devices",
+        ),
+        ("model", str(at("actor_rollout_ref.model.path"))),
+        ("algorithm", f"{at('algorithm.adv_estimator')}, seed {at('trainer.seed')}"),
+    ]
+    if trained:
+        score = values("critic/score/mean")
+        few = max(1, min(10, len(score) // 4))
+        first, last = (statistics.mean(part) for part in (score[:few], score[-few:]))
+        rows.append(("training score", f"{first:.3f} → {last:.3f} (mean of {few} steps)"))
+    for name in sorted({name for line in lines for name in line if name.startswith("val-core/")}):
+        measured = values(name)
+        if measured:
+            text = f"{measured[0]:.3f} → {measured[-1]:.3f}, best {max(measured):.3f}"
+            rows.append((f"validation {name.removeprefix('val-core/')}", text))
+    if throughput := values("perf/throughput"):
+        rows.append(("throughput", f"{statistics.median(throughput):,.0f} tokens/s per device (median)"))
+    if overlap := values("perf/overlap"):
+        rows.append(("busy pools", f"{statistics.mean(overlap):.0%} of the time (mean)"))
+    return [(name, cut_text(text, 300)) for name, text in rows]
+
+
+def _state(status: Any) -> str:
+    if status is None:
+        return "unknown"
+    if status["state"] == "silent":
+        return "no sign of life: killed, or its machine is gone"
+    return status["state"] + (f": {status['error']}" if status.get("error") else "")
+
+
+def curves(lines: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]:
+    """`series`: metric to (which list of `steps`, its values); a value that is not finite is None."""
+    points: dict[str, tuple[list[int], list[float | None]]] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name == "step" or isinstance(value, bool) or not is_number(value):
+                continue
+            if name not in points and len(points) >= limits.series:
+                continue
+            steps, values = points.setdefault(name, ([], []))
+            steps.append(line["step"])
+            values.append(finite(value))
+    all_steps: list[list[int]] = []
+    series: dict[str, tuple[int, list[float | None]]] = {}
+    for name, (steps, values) in points.items():
+        steps, values = thinned(steps, values, limits.points)
+        if steps not in all_steps:
+            all_steps.append(steps)
+        series[name] = (all_steps.index(steps), values)
+    return {"steps": all_steps, "series": series}
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number, or one of the texts that stand for NaN and infinity."""
+    return isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")
+
+
+def finite(value: Any) -> float | None:
+    return float(value) if is_number(value) and math.isfinite(float(value)) else None
+
+
+def read_run_samples(folder: Path, limits: Limits) -> list[dict[str, Any]]:
+    """Steps with their samples, evenly spread over the run, the last one included."""
+    files = list(sample_files(folder / SAMPLES_FOLDER).items())
+    return [
+        {
+            "step": step,
+            "rows": [
+                {field: _shown(row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
+                for row in list(read_samples(path))[: limits.samples_per_step]
+            ],
+        }
+        for step, path in spread(files, limits.sample_steps)
+    ]
+
+
+def _shown(value: Any, longest: int) -> Any:
+    return value if value is None or isinstance(value, bool | int | float) else cut_text(str(value), longest)
+
+
+def read_run_config(folder: Path) -> dict[str, Any]:
+    """config.yaml; empty if it can't be read."""
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def config_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
+    """(key, value, default, whether they differ) of every key; secrets are masked."""
+    defaults = dict(_flat(to_dict(PPOConfig())))
+    return [
+        (key, _yaml_text(masked(key, value)), _yaml_text(defaults.get(key)), value != defaults.get(key))
+        for key, value in _flat(config)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Leaves by full name; a key that holds a dict of the user's own is one."""
+    rows: list[tuple[str, Any]] = []
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        is_leaf = key in known_keys() and not known_keys()[key].is_section
+        rows += [(key, value)] if is_leaf or not isinstance(value, Mapping) else _flat(value, f"{key}.")
+    return rows
+
+
+def _yaml_text(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    return cut_text(text, LONGEST_CONFIG_VALUE)
+
+
+def read_checkpoints(folder: Path, limits: Limits) -> list[dict[str, Any]]:
+    """The newest checkpoints, oldest first: what they hold, their size, and whether a run can go on from them."""
+    found = []
+    for path in (folder / "checkpoints").glob("global_step_*"):
+        step = path.name.removeprefix("global_step_")
+        if not step.isdigit() or not path.is_dir():
+            continue
+        files = [file for file in path.rglob("*") if file.is_file()]
+        found.append(
+            {
+                "step": int(step),
+                "parts": sorted(part.name for part in path.iterdir() if part.is_dir() and part.name[0] != "."),
+                "bytes": sum(file.stat().st_size for file in files),
+                "complete": (path / "trainer.json").is_file(),
+                "path": str(path.resolve()),
+            }
+        )
+    return sorted(found, key=lambda checkpoint: checkpoint["step"])[-limits.checkpoints :]
+
+
+def read_environment(folder: Path) -> Any:
+    """environment.json, with the first nodes of a large cluster; None if it can't be read."""
+    try:
+        environment = json.loads((folder / ENVIRONMENT_FILE).read_text())
+        environment["ray_nodes"] = environment["ray_nodes"][:MOST_NODES]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return masked("environment", environment)

@@ -1,0 +1,74 @@
+"""How a run stands at this moment, in status.json: for the terminal that started it, and for its report.
+
+    {"state": "running", "step": 7, "total_steps": 50, "started": 1767.0, "updated": 1790.5,
+     "running": {"actor_rollout_ref_pool": "generate_sequences", "critic_pool": "update_critic"}}
+
+It is written every second. A run whose file says `running` and is old was killed, or its machine is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.report.json_lines import plain
+
+STATUS_FILE = "status.json"
+WRITE_SECONDS = 1.0
+SILENT_SECONDS = 30.0
+"""A running run is not silent for so long."""
+
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+class StatusWriter:
+    """Keeps status.json up to date from a thread, until `close`. `running` gives what runs now, by pool."""
+
+    def __init__(self, path: Path, running: Callable[[], dict[str, str]], total_steps: int) -> None:
+        self._path = path
+        self._running = running
+        self._status: dict[str, Any] = {"state": "running", "step": 0, "total_steps": total_steps}
+        self._status["started"] = time.time()
+        self._closed = threading.Event()
+        self._write()
+        self._thread = threading.Thread(target=self._keep_writing, name="status", daemon=True)
+        self._thread.start()
+
+    def set_step(self, step: int) -> None:
+        self._status["step"] = step
+
+    def close(self, state: State, error: str | None = None) -> None:
+        """Write the last status; a second time does nothing."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._thread.join()
+        self._status |= {"state": state} | ({"error": error} if error else {})
+        self._write()
+
+    def _keep_writing(self) -> None:
+        while not self._closed.wait(WRITE_SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        # A full or unreachable disk is for the run's own records to complain of.
+        with contextlib.suppress(OSError):
+            running = {} if self._closed.is_set() else self._running()
+            temporary = self._path.with_name(f".{self._path.name}.tmp")
+            temporary.write_text(json.dumps(plain({**self._status, "updated": time.time(), "running": running})))
+            temporary.replace(self._path)
+
+
+def read_status(run_dir: Path) -> dict[str, Any] | None:
+    """The status of a run, None if it has none; `state` is "silent" for a run that should write it and does not."""
+    try:
+        status = json.loads((run_dir / STATUS_FILE).read_text())
+        silent = status["state"] == "running" and time.time() - status["updated"] > SILENT_SECONDS
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return status | ({"state": "silent"} if silent else {})

@@ -1,0 +1,82 @@
+"""Life signs of worker processes: each writes a line to Ray's key-value store every second, also while a call runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+import psutil
+import ray
+from ray._common.utils import get_system_memory
+from ray._private.utils import get_used_memory
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+logger = logging.getLogger(__name__)
+
+NAMESPACE = "paceline_heartbeat"
+BEAT_SECONDS = 1.0
+SHORT_SHARE = 0.1
+"""Memory is short when less than this share of a node's is free: a second later it may all be gone."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a process said of itself last. Memory in bytes; a container's limit counts as the node's memory."""
+
+    time: float
+    resident: int
+    node_free: int
+    node_total: int
+
+    @classmethod
+    def now(cls) -> Beat:
+        total = get_system_memory()
+        return cls(time.time(), psutil.Process().memory_info().rss, total - get_used_memory(), total)
+
+    @property
+    def is_memory_short(self) -> bool:
+        return self.node_free < SHORT_SHARE * self.node_total
+
+    def __str__(self) -> str:
+        """
+        >>> str(Beat(0.0, 3_200_000_000, 1_100_000_000, 24_000_000_000))[-43:]
+        ': 3.2 GB resident, node 1.1 of 24.0 GB free'
+        """
+        seconds = max(0.0, time.time() - self.time)
+        free, total = self.node_free / 1e9, self.node_total / 1e9
+        memory = f"{self.resident / 1e9:.1f} GB resident, node {free:.1f} of {total:.1f} GB free"
+        return f"last seen {seconds:.0f} s before: {memory}"
+
+
+def start_heartbeat(key: str) -> None:
+    """Beat from a thread of its own until the process ends."""
+    threading.Thread(target=_beat, args=(key,), name="heartbeat", daemon=True).start()
+
+
+def start_actor_heartbeat() -> None:
+    """Let the actor that this process is beat under its own id. Another process has nobody who would look."""
+    if ray.is_initialized() and (actor_id := ray.get_runtime_context().get_actor_id()):
+        start_heartbeat(actor_id)
+
+
+def forget_beats(prefix: str) -> None:
+    """Nobody asks any more for the beats of keys that begin so."""
+    _internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
+
+
+def read_beat(key: str) -> Beat | None:
+    """The last beat of a process; None before its first."""
+    text = _internal_kv_get(key, namespace=NAMESPACE)
+    return Beat(**json.loads(text)) if text else None
+
+
+def _beat(key: str) -> None:
+    while True:
+        try:
+            _internal_kv_put(key, json.dumps(asdict(Beat.now())), namespace=NAMESPACE)
+        except Exception:
+            logger.warning("heartbeat %s could not be written", key, exc_info=True)
+        time.sleep(BEAT_SECONDS)

@@ -1,0 +1,295 @@
+"""How much memory a run takes on each device, estimated before anything starts.
+
+Takes the configuration and what the model folders say of themselves (config.json, the headers of their safetensors);
+gives numbers and text. No model is loaded. What stays is exact: weights, gradients and AdamW's moments, in float32.
+Keys and values are those of full-length responses. Activations are a rule of thumb for decoder models. Not in it:
+Python and its libraries (about 0.3 GB a process), Ray's object store, the batches themselves, fragmentation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+from paceline.config import ModelConfig, PPOConfig
+from paceline.config.files import MODEL_FILE, model_config
+from paceline.config.pools import device_pools, rollout_pools, tensor_parallel_size
+from paceline.trainer.ppo.placement import role_to_pool, update_plans
+
+FLOAT = 4
+"""Bytes of a weight, a gradient, a moment, an activation: all are float32."""
+CHUNK_LOGITS = 2**24
+"""Logits that exist at one time; `engine.logprobs.CHUNK_ELEMENTS`."""
+GIB = 2**30
+
+Head = Literal["language", "value", "score"]
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a model folder says of its model."""
+
+    shapes: dict[str, tuple[int, ...]]
+    """Of each stored tensor: tied weights are stored once."""
+    config: dict[str, Any]
+
+    def with_head(self, head: Head) -> ModelSize:
+        """The same model under another head: a language model's own may be tied to the embeddings."""
+        if head == "language":
+            return self
+        shapes = {name: shape for name, shape in self.shapes.items() if not name.startswith(("lm_head.", "score."))}
+        shapes["score.weight"] = (1, self.get("hidden_size", "n_embd"))
+        if head == "value":
+            shapes["score.bias"] = (1,)
+        return ModelSize(shapes, self.config)
+
+    def parameters(self, shards: int = 1) -> int:
+        """Numbers that the first of `shards` devices holds: rows are dealt, so it has the most."""
+        return sum(ceil(shape[0] / shards) * math.prod(shape[1:]) if shape else 1 for shape in self.shapes.values())
+
+    def adapter_parameters(self, rank: int, targets: str | list[str]) -> int:
+        """Numbers of LoRA adapters of the linear layers with these names; all-linear are those of all layers."""
+        wanted = [targets] if isinstance(targets, str) else targets
+        return sum(
+            rank * sum(shape)
+            for name, shape in self.shapes.items()
+            if len(shape) == 2 and any(part.isdigit() for part in name.split("."))
+            if wanted == ["all-linear"] or name.split(".")[-2] in wanted
+        )
+
+    def gathered(self) -> int:
+        """Numbers that a sharded model holds whole while it computes: two layers, and what is in no layer."""
+        layers: dict[str, int] = {}
+        for name, shape in self.shapes.items():
+            number = next((part for part in name.split(".") if part.isdigit()), "")
+            layers[number] = layers.get(number, 0) + math.prod(shape)
+        outside = layers.pop("", 0)
+        return outside + 2 * max(layers.values(), default=0)
+
+    def get(self, *names: str, default: int = 0) -> int:
+        """A number of the configuration, under the first name that it has."""
+        return next((int(self.config[name]) for name in names if self.config.get(name)), default)
+
+    @property
+    def layers(self) -> int:
+        return self.get("num_hidden_layers", "n_layer")
+
+    @property
+    def key_value_width(self) -> int:
+        """Numbers of a token's keys in one layer; its values have as many."""
+        heads = self.get("num_attention_heads", "n_head", default=1)
+        head_dim = self.get("head_dim", default=self.get("hidden_size", "n_embd") // heads)
+        return self.get("num_key_value_heads", default=heads) * head_dim
+
+    def key_value_bytes(self, sequences: int, tokens: int) -> int:
+        """Keys and values of so many sequences of so many tokens."""
+        return 2 * sequences * tokens * self.layers * self.key_value_width * FLOAT
+
+    def activation_bytes(self, tokens: int, *, checkpointing: bool, head: Head) -> int:
+        """What a forward pass keeps for the backward pass, and the logits of the head, of which a chunk exists."""
+        hidden = self.get("hidden_size", "n_embd")
+        inner = self.get("intermediate_size", "n_inner", default=4 * hidden)
+        # Inputs and outputs of norms, attention and their projections; gate, up, activation and product of the MLP.
+        of_layer = 11 * hidden + 4 * self.key_value_width + 4 * inner
+        kept = of_layer + self.layers * hidden if checkpointing else self.layers * of_layer
+        logits = 3 * min(tokens * self.get("vocab_size"), CHUNK_LOGITS) if head == "language" else 0
+        return (tokens * kept + logits) * FLOAT
+
+
+def read_model_size(model: ModelConfig) -> ModelSize | None:
+    """The size of a model in a folder; None for a hub id and for weights that are no safetensors."""
+    folder = Path(str(model.path)).expanduser()
+    if not (folder / MODEL_FILE).is_file():
+        return None
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            with file.open("rb") as stream:
+                length = int.from_bytes(stream.read(8), "little")
+                header = json.loads(stream.read(length))
+            shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    config = model_config(folder)
+    return ModelSize(shapes, {**config, **config.get("text_config", {})}) if shapes else None
+
+
+@dataclass(frozen=True)
+class RoleMemory:
+    """Bytes of one role on one device."""
+
+    role: str
+    pool: str
+    stays: dict[str, int]
+    while_working: dict[str, int] = field(default_factory=dict)
+    """Given back when the role has done its part of a step; roles of a device work one after another."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The estimate of a run."""
+
+    roles: list[RoleMemory]
+    devices_on_node: dict[str, int]
+    """Of each pool, on the node that has the most of it."""
+    shares_machine: bool
+    """Whether the devices of a node share its main memory, as on a CPU."""
+    on_one_node: bool
+    unknown: list[str]
+    """Models whose size can't be read here."""
+
+    def per_device(self, pool: str) -> int:
+        """All that stays, and the most that one role takes while it works."""
+        roles = [role for role in self.roles if role.pool == pool]
+        working = max((sum(role.while_working.values()) for role in roles), default=0)
+        return sum(sum(role.stays.values()) for role in roles) + working
+
+    def largest(self) -> int:
+        """What must fit: the fullest device, or on a CPU the fullest node."""
+        pools = {role.pool for role in self.roles}
+        if not self.shares_machine:
+            return max((self.per_device(pool) for pool in pools), default=0)
+        by_pool = [self.devices_on_node[pool] * self.per_device(pool) for pool in pools]
+        return sum(by_pool) if self.on_one_node else max(by_pool, default=0)
+
+
+def plan_memory(cfg: PPOConfig) -> MemoryPlan:
+    """The estimate for a complete configuration."""
+    policy, actor = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor
+    roles, pools, plans = role_to_pool(cfg), device_pools(cfg.trainer), update_plans(cfg)
+    on_cpu = (cfg.trainer.device or "cpu") == "cpu"
+    actor_pool = next(iter(roles.values()))
+    wanted: dict[str, tuple[ModelConfig, Head, str]] = {"actor": (policy, "language", actor_pool)}
+    if "RefPolicy" in roles:
+        wanted["reference"] = (policy, "language", roles["RefPolicy"])
+    if "Critic" in roles:
+        own = cfg.critic.model
+        wanted["critic"] = (policy if own.path is None else own, "value", roles["Critic"])
+    if "RewardModel" in roles:
+        wanted["reward model"] = (cfg.reward_model.model, "score", roles["RewardModel"])
+    sections = {"critic": cfg.critic, "reward model": cfg.reward_model}
+
+    found: list[RoleMemory] = []
+    unknown: list[str] = []
+    for role, (model, head, pool) in wanted.items():
+        size = read_model_size(model)
+        if size is None:
+            unknown.append(f"{role} ({model.path})")
+            continue
+        size = size.with_head(head)
+        section = sections.get(role, actor)
+        is_sharded = section.strategy != "local"
+        parallel = tensor_parallel_size(section)
+        # megatron's data-parallel ranks hold copies.
+        shards = {"local": 1, "megatron": parallel}.get(section.strategy, sum(pools[pool]))
+        weights = size.parameters(shards) * FLOAT
+        gathered = {"gathered layers": size.gathered() * FLOAT // parallel} if shards > parallel else {}
+        if role in plans:
+            model_settings = policy if role == "actor" else cfg.critic.model
+            trained = weights
+            if role == "actor" and policy.lora_rank > 0:
+                trained = ceil(size.adapter_parameters(policy.lora_rank, policy.target_modules) / shards) * FLOAT
+                weights += trained
+            stays = {"weights": weights, "AdamW": 2 * trained}
+            update = {
+                "gradients": trained,
+                "activations": size.activation_bytes(
+                    plans[role].tokens_per_micro_batch,
+                    checkpointing=model_settings.enable_gradient_checkpointing,
+                    head=head,
+                ),
+            }
+            found.append(RoleMemory(role, pool, stays, update | gathered))
+            if on_cpu and cfg.trainer.save_freq > 0:
+                copy = 3 * trained * shards
+                found.append(RoleMemory(f"checkpoint of the {role}", pool, {"copy on rank 0": copy}))
+        else:
+            found.append(RoleMemory(role, pool, {"weights": weights}, gathered))
+        if role == "actor":
+            generating = rollout_pools(cfg.trainer)
+            devices = sum(sum(pools[name]) for name in generating)
+            found += [
+                _rollout(cfg, size, name, devices=devices, shares_weights=name == actor_pool and not is_sharded)
+                for name in generating
+            ]
+    on_nodes = {pool: max(devices) for pool, devices in pools.items()}
+    return MemoryPlan(found, on_nodes, on_cpu, on_one_node=cfg.trainer.nnodes == 1, unknown=unknown)
+
+
+def _rollout(cfg: PPOConfig, size: ModelSize, pool: str, *, devices: int, shares_weights: bool) -> RoleMemory:
+    """The native and hf rollouts sample from a local actor's own weights; all others have a whole copy."""
+    rollout, data = cfg.actor_rollout_ref.rollout, cfg.data
+    sequences = min(rollout.max_num_seqs, ceil(data.train_batch_size * rollout.n / devices))
+    cache = size.key_value_bytes(sequences, data.max_prompt_length + data.max_response_length)
+    shared = shares_weights and rollout.name != "vllm"
+    copy = {} if shared else {"weights": size.parameters() * FLOAT // rollout.tensor_model_parallel_size}
+    return RoleMemory("rollout", pool, copy, {"keys and values": cache})
+
+
+def memory_table(plan: MemoryPlan, available: int | None) -> str:
+    """The estimate as text."""
+    lines = ["Memory per device in GiB, estimated: what stays | and while it works"]
+    for pool in dict.fromkeys(role.pool for role in plan.roles):
+        lines += ["", f"  {pool}"]
+        for role in plan.roles:
+            if role.pool == pool:
+                lines.append(f"    {role.role:<24}{_parts(role.stays)} | {_parts(role.while_working)}")
+        lines.append(f"    {'together, at most':<24}{_gib(plan.per_device(pool))}")
+    lines += [f"  not known: {what} has no safetensors here" for what in plan.unknown]
+    if plan.shares_machine:
+        lines += ["", f"  all devices of a node: {_gib(plan.largest())}"]
+    if available is not None:
+        where = "this machine" if plan.shares_machine else "a device here"
+        lines.append(f"  memory of {where}: {_gib(available)}")
+    lines.append("  Without Python (about 0.3 a process), batches and fragmentation; activations are a rule of thumb.")
+    return "\n".join(lines)
+
+
+def memory_warning(plan: MemoryPlan, available: int | None) -> str | None:
+    """What to say if the estimate is more than there is."""
+    if available is None or plan.largest() <= available:
+        return None
+    where = "a node of this run" if plan.shares_machine else "a device of this run"
+    return (
+        f"{where} is estimated to need {_gib(plan.largest())} GiB, and there are {_gib(available)} GiB. Lower "
+        "ppo_micro_batch_size_per_gpu or ppo_max_token_len_per_gpu of actor and critic, or "
+        "actor_rollout_ref.rollout.max_num_seqs; set model.enable_gradient_checkpointing=True; use more devices with "
+        "strategy=fsdp2. trainer.dry_run=True shows what is in the estimate."
+    )
+
+
+def available_memory(device: str) -> int | None:
+    """Bytes of one accelerator here, or of this machine or container on a CPU; None if there is no such device here."""
+    if device == "cpu":
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return min([physical, *_container_limits()])
+    import torch
+
+    module = getattr(torch, device, None)
+    if module is None or not module.is_available():
+        return None
+    return int(module.get_device_properties(0).total_memory)
+
+
+def _container_limits() -> Iterable[int]:
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(file).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            yield int(text)
+
+
+def _parts(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items()) or "nothing"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:,.2f}" if size >= GIB / 100 else f"{size / GIB:.4f}"

@@ -1,0 +1,113 @@
+"""The same command on two nodes, each with a raylet of its own: the same numbers, also when a node goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from paceline.trainer.main_ppo import run_ppo
+from tests.in_process import train_in_process
+from tests.runs import as_omegaconf, as_overrides, base_config, make_material, results
+
+PATIENCE_SECONDS = 300
+STEPS = {"trainer__total_training_steps": 6, "trainer__save_freq": 1}
+TWO_NODES = {"trainer__nnodes": 2, "trainer__n_gpus_per_node": 1}
+FSDP2 = {"actor_rollout_ref__actor__strategy": "fsdp2", "critic__strategy": "fsdp2"}
+
+Start = Callable[[dict[str, Any], Path], subprocess.Popen]
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A head with as many CPUs as the test says, and one more node with one."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": request.param, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def material(tmp_path: Path) -> Path:
+    return make_material(tmp_path / "material")
+
+
+def wait_for_step(run_dir: Path, step: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    metrics = run_dir / "metrics.jsonl"
+    while not (metrics.exists() and f'"step": {step}' in metrics.read_text()):
+        output = run_dir.with_suffix(".txt").read_text()
+        assert process.poll() is None, output
+        assert time.monotonic() < deadline, output
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(cluster: Cluster) -> Iterator[Start]:
+    """Types the command on the first node."""
+    started = []
+
+    def start(config: dict[str, Any], run_dir: Path) -> subprocess.Popen:
+        command = [sys.executable, "-m", "paceline.trainer.main_ppo", *as_overrides(config)]
+        command += ["+ray_kwargs.ray_init.address=auto"]
+        with run_dir.with_suffix(".txt").open("w") as output:
+            environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+            started.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_split_run_over_two_nodes_survives_the_loss_of_one_and_equals_a_run_in_one_process(
+    start: Start, cluster: Cluster, material: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "cluster"
+    split = {**STEPS, **TWO_NODES, "trainer__placement__name": "split", "trainer__max_restarts": 1}
+    process = start(base_config(material, run_dir, **split), run_dir)
+    train_in_process(base_config(material, tmp_path / "alone", **STEPS))
+    wait_for_step(run_dir, 2, process)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    cluster.add_node(num_cpus=1)
+    assert process.wait(timeout=PATIENCE_SECONDS) == 0, run_dir.with_suffix(".txt").read_text()
+    output = run_dir.with_suffix(".txt").read_text()
+    assert "starting again from the last checkpoint" in output
+    assert "task_runner rank 0 failed" not in output  # it stayed on the node of the launching process
+    assert results(run_dir) == results(tmp_path / "alone")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_ranks_on_two_nodes_give_the_numbers_of_ranks_on_one(cluster: Cluster, material: Path, tmp_path: Path) -> None:
+    ray.init(cluster.address)
+    run_ppo(as_omegaconf(base_config(material, tmp_path / "one", trainer__n_gpus_per_node=2, **FSDP2)))
+    run_ppo(as_omegaconf(base_config(material, tmp_path / "two", **TWO_NODES, **FSDP2)))
+    assert results(tmp_path / "two") == results(tmp_path / "one")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_lost_node_ends_a_run_that_may_not_start_again(
+    start: Start, cluster: Cluster, material: Path, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "lost"
+    endless = {**TWO_NODES, **FSDP2, "trainer__total_training_steps": 100000}
+    process = start(base_config(material, run_dir, **endless), run_dir)
+    wait_for_step(run_dir, 2, process)
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    assert process.wait(timeout=60) == 1
+    output = run_dir.with_suffix(".txt").read_text()
+    assert "node has died" in output
+    assert "it has no checkpoint, so the same command starts from the beginning" in output

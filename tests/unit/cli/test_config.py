@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline import cli
+from paceline.config.keys import walk_keys
+
+
+def out(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert cli.main(["config", *arguments]) == code
+    captured = capsys.readouterr()
+    return captured.out if code == 0 else captured.err
+
+
+def test_without_words_every_key_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys)
+    for key in walk_keys():
+        if not key.is_section:
+            assert f"\n{key.name} (" in f"\n{text}"
+
+
+def test_words_are_looked_for_in_names_and_meanings(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "clip")
+    assert "actor_rollout_ref.actor.clip_ratio (float) = 0.2\n    Clip range of the probability ratio" in text
+    assert "trainer.nnodes" not in text
+    both = out(capsys, "KL", "loss")
+    assert "actor_rollout_ref.actor.kl_loss_coef" in both
+    assert "algorithm.kl_ctrl.horizon" not in both
+
+
+def test_a_key_is_explained_with_its_neighbours(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "trainer.placement.name")
+    assert "type     choice" in text
+    assert "default  colocated" in text
+    assert "split: actor, rollout and reference" in text
+    neighbours = ("critic_devices", "rollout_devices", "rollout_on")
+    listed = "".join(f"  trainer.placement.{name}\n" for name in neighbours)
+    assert text.endswith(f"Neighbours in trainer.placement:\n{listed}")
+
+
+def test_a_section_lists_what_is_directly_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "trainer")
+    assert "trainer.nnodes (int) = 1" in text
+    assert "trainer.placement.*" in text
+    assert "trainer.placement.name" not in text
+
+
+def test_an_unknown_key_gives_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
+    text = out(capsys, "actor_rollout_ref.actor.clip_ration", code=1)
+    assert "The nearest:\n  actor_rollout_ref.actor.clip_ratio\n" in text
+    assert out(capsys, "zzqqxx", code=1) == "No key has 'zzqqxx' in its name or meaning.\n"
+
+
+def test_an_unsupported_key_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "set actor_rollout_ref.model.trust_remote_code" in out(capsys, "data.trust_remote_code", code=1)

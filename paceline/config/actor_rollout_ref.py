@@ -11,6 +11,7 @@ from paceline.config.common import (
     KLKind,
     LossAggMode,
     OptimConfig,
+    TensorParallelConfig,
     TrainedModelConfig,
 )
 
@@ -44,7 +45,12 @@ class ActorConfig:
     """The update of the policy."""
 
     strategy: str = "fsdp2"
-    """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices)."""
+    """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices), or one of an
+    optional package: torchtitan, veomni, megatron."""
+    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=megatron."""
+    torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=torchtitan."""
     ppo_mini_batch_size: int = 256
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1.
     Divides data.train_batch_size."""

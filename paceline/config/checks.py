@@ -51,7 +51,7 @@ class KnownNames:
     baseline_estimators: tuple[str, ...] = ("remax",)
     """Those of adv_estimators that compare with a greedy response."""
     policy_losses: tuple[str, ...] = ("vanilla", "gspo", "cispo")
-    strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2")
+    strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2", "torchtitan", "veomni", "megatron")
     rollouts: tuple[str, ...] = ("native", "vllm", "hf")
     loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
 
@@ -95,6 +95,10 @@ _COUNT_OR_ALL = Range(1, also=-1)
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
+
+_BACKEND_PACKAGES = {"torchtitan": "torchtitan", "veomni": "veomni", "megatron": "megatron"}
+"""Backends to what they import."""
+_TENSOR_PARALLEL = ("megatron", "torchtitan")
 
 
 def _optim_ranges(section: str) -> dict[str, Range]:
@@ -150,6 +154,11 @@ RANGES: dict[str, Range] = {
     **_sampling_ranges(f"{_ROLLOUT}.val_kwargs"),
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": _COUNT,
     "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu": _COUNT,
+    **{
+        f"{section}.{name}.tensor_model_parallel_size": _COUNT
+        for section in (_ACTOR, "critic", "reward_model")
+        for name in ("megatron", "torchtitan")
+    },
     "critic.ppo_mini_batch_size": _COUNT,
     "critic.ppo_micro_batch_size_per_gpu": _COUNT,
     "critic.forward_micro_batch_size_per_gpu": _COUNT,
@@ -232,6 +241,7 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *_check_rewards(cfg),
         *_check_sampling(cfg),
         *_check_run(cfg, device or cfg.trainer.device),
+        *_check_backends(cfg, use_critic, device or cfg.trainer.device),
     ]
     # Arithmetic on numbers that are out of range would only add confusion.
     if not out_of_range:
@@ -245,6 +255,8 @@ _UNUSED_WITHOUT_CRITIC = ("critic.", "trainer.max_critic_ckpt_to_keep")
 _UNUSED_WITHOUT_REWARD_MODEL = (
     "reward_model.model.",
     "reward_model.strategy",
+    "reward_model.megatron.",
+    "reward_model.torchtitan.",
     "reward_model.micro_batch_size_per_gpu",
     "reward_model.use_dynamic_bsz",
     "reward_model.forward_max_token_len_per_gpu",
@@ -639,6 +651,7 @@ def _check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
     strategies = [(section, strategy, pool) for section, strategy, _, pool in roles]
     if cfg.reward_model.enable:
         strategies.append(("reward_model", cfg.reward_model.strategy, critic_pool))
+    yield from _check_tensor_parallelism(cfg, strategies, pools)
     for section, strategy, pool in strategies:
         if strategy == "local" and sum(pools[pool]) > 1:
             advice = "trainer.n_gpus_per_node=1" if pool == GLOBAL_POOL else "give the pool one device"
@@ -666,6 +679,70 @@ def _sizes(cfg: PPOConfig, mini_batch: int) -> str:
         f"A step is {prompts:,} prompts x {_ROLLOUT}.n={n} = {prompts * n:,} responses, an optimizer step "
         f"{mini_batch:,} x {n} = {mini_batch * n:,}."
     )
+
+
+def _check_backends(cfg: PPOConfig, use_critic: bool, device: str | None) -> Iterator[str]:
+    """What the backends of optional packages can't do."""
+    sections = [_ACTOR, *(["critic"] if use_critic else []), *(["reward_model"] if cfg.reward_model.enable else [])]
+    for section in sections:
+        strategy = _get(cfg, f"{section}.strategy")
+        model = _MODEL if section == _ACTOR else f"{section}.model"
+        if strategy not in _BACKEND_PACKAGES:
+            continue
+        if importlib.util.find_spec(_BACKEND_PACKAGES[strategy]) is None:
+            yield (
+                f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
+                f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
+                f"{section}.strategy=fsdp2."
+            )
+        if strategy in _TENSOR_PARALLEL and _get(cfg, f"{model}.use_remove_padding"):
+            yield (
+                f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
+                f"False, or {section}.strategy to fsdp2 or veomni."
+            )
+        if _get(cfg, f"{model}.compute_dtype") != "float32":
+            yield (
+                f"{model}.compute_dtype={_get(cfg, f'{model}.compute_dtype')}: {section}.strategy={strategy} computes "
+                f"in float32. Set it to that, or {section}.strategy=fsdp2."
+            )
+        offload = [f"{section if section == _ACTOR else model}.fsdp_config."]
+        if section == _ACTOR and (cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward):
+            offload.append("actor_rollout_ref.ref.fsdp_config.")
+        for key in known_keys():
+            if key.startswith(tuple(offload)) and _get(cfg, key):
+                yield (
+                    f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
+                    f"{section}.strategy=fsdp2."
+                )
+        recomputes = section != "reward_model" and _get(cfg, f"{model}.enable_gradient_checkpointing")
+        if strategy == "megatron" and device == "cpu" and recomputes:
+            yield (
+                f"{model}.enable_gradient_checkpointing=True: {section}.strategy=megatron does not recompute "
+                "activations on a CPU. Set it to False."
+            )
+
+
+def _check_tensor_parallelism(
+    cfg: PPOConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
+) -> Iterator[str]:
+    megatron: dict[str, tuple[str, int]] = {}
+    for section, strategy, pool in strategies:
+        for name in _TENSOR_PARALLEL:
+            key = f"{section}.{name}.tensor_model_parallel_size"
+            size = _get(cfg, key)
+            if size > 1 and strategy != name:
+                yield f"{key}={size} is for {section}.strategy={name}, which is {strategy}. Leave it out."
+            elif strategy == name and sum(pools[pool]) % size:
+                yield f"{key}={size} does not divide the {sum(pools[pool])} devices of {pool}. Set it to a divisor."
+        if strategy == "megatron":
+            size = _get(cfg, f"{section}.megatron.tensor_model_parallel_size")
+            other, known = megatron.setdefault(pool, (section, size))
+            if size != known:
+                yield (
+                    f"{section}.megatron.tensor_model_parallel_size={size}, but that of {other} on the same devices is "
+                    f"{known}, and megatron has one size per process. Set the same for both, or "
+                    "trainer.placement.name=split."
+                )
 
 
 def _divisor_near(number: int, wanted: int) -> int:

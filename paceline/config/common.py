@@ -63,7 +63,15 @@ class FrozenFsdpConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig(FrozenFsdpConfig):
-    """Where a model and its optimizer are while others work, with any strategy."""
+    """Where a model and its optimizer are while others work, with local, fsdp and fsdp2."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in main memory between updates. On a CPU it is there anyway."""
+
+
+@dataclass(frozen=True)
+class TensorParallelConfig:
+    """How a backend divides a model, where that is its strategy."""
+
+    tensor_model_parallel_size: int = 1
+    """Devices that hold one model together, each a part of every layer, >= 1. Divides the devices of the pool."""

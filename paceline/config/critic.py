@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from paceline.config.common import FsdpConfig, LossAggMode, OptimConfig, TrainedModelConfig
+from paceline.config.common import FsdpConfig, LossAggMode, OptimConfig, TensorParallelConfig, TrainedModelConfig
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,11 @@ class CriticConfig:
     """The value model and its update. Used where algorithm.adv_estimator is gae."""
 
     strategy: str = "fsdp2"
-    """Training backend: local, fsdp or fsdp2."""
+    """Training backend, as the actor's; need not be the same."""
+    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=megatron."""
+    torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=torchtitan."""
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: int | None = None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from paceline.config.actor_rollout_ref import ActorConfig
+from paceline.config.critic import CriticConfig
+from paceline.config.reward import RewardModelConfig
 from paceline.config.trainer import PlacementConfig, TrainerConfig
 from paceline.errors import ConfigError
 
@@ -11,6 +14,12 @@ CRITIC_POOL = "critic_pool"
 ROLLOUT_POOL = "rollout_pool"
 
 Pools = dict[str, list[int]]
+
+
+def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+    """Of the backend that the section names; 1 if that has no tensor parallelism."""
+    backends = {"megatron": section.megatron, "torchtitan": section.torchtitan}
+    return backends[section.strategy].tensor_model_parallel_size if section.strategy in backends else 1
 
 
 def device_pools(trainer: TrainerConfig) -> Pools:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from paceline.config.common import FrozenFsdpConfig, ModelConfig
+from paceline.config.common import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -105,7 +105,11 @@ class RewardModelConfig:
     enable: bool = False
     """Score with a reward model, where reward_model.weights and the data say so."""
     strategy: str = "fsdp2"
-    """Backend of the model: local, fsdp or fsdp2."""
+    """Backend of the model, as the actor's; need not be the same."""
+    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=megatron."""
+    torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    """Where strategy=torchtitan."""
     model: RewardModelModelConfig = field(default_factory=RewardModelModelConfig)
     """The model; its path is needed if enable is true."""
     micro_batch_size_per_gpu: int = 16

@@ -9,34 +9,49 @@ from collections.abc import Iterable
 
 from paceline.config.keys import unknown_choice
 
-_MEGATRON = "is not supported yet. Set strategy=fsdp2 and leave it out."
+_MEGATRON = "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size alone. Leave it out."
+_MEGATRON_KEYS = (
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "sequence_parallel",
+    "param_offload",
+    "grad_offload",
+    "optimizer_offload",
+    "use_distributed_optimizer",
+    "use_dist_checkpointing",
+    "dist_checkpointing_path",
+    "use_mbridge",
+    "override_ddp_config",
+    "override_transformer_config",
+)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REF = "actor_rollout_ref.ref"
 _MODEL = "actor_rollout_ref.model"
+_MEGATRON_SECTIONS = (_ACTOR, "critic", "reward_model")
 
 UNSUPPORTED_KEYS: dict[str, str] = {
-    f"{_ACTOR}.megatron": _MEGATRON,
+    **{f"{section}.megatron.{key}": _MEGATRON for section in _MEGATRON_SECTIONS for key in _MEGATRON_KEYS},
     f"{_ACTOR}.ulysses_sequence_parallel_size": "is not supported yet: a sequence stays on one device. Leave it out.",
     f"{_ACTOR}.use_torch_compile": "is not supported yet: models run uncompiled. Leave it out.",
     f"{_MODEL}.use_fused_kernels": "is not supported yet. Leave it out.",
     f"{_ROLLOUT}.mode": "is not supported yet: rollouts are synchronous. Leave it out.",
-    f"{_REF}.megatron": _MEGATRON,
+    f"{_REF}.megatron": f"has another place here: the reference has the actor's backend. Set {_ACTOR}.megatron.",
     "actor_rollout_ref.nccl_timeout": "is not supported: set trainer.heartbeat_timeout_seconds, which watches workers.",
-    "critic.megatron": _MEGATRON,
     "reward_model.reward_manager": "is not supported yet: there is one manager. Set custom_reward_function.path to a "
     "function for one response or for a batch, async or not, with custom_reward_function.reward_kwargs; for dapo, set "
     "reward_model.reward_kwargs.overlong_buffer_cfg.",
     "reward_model.sandbox_fusion": "has another place here: set reward_model.sandbox.url, max_concurrent and "
     "memory_limit_mb.",
-    "reward_model.megatron": _MEGATRON,
     "data.image_key": "is not supported yet: prompts are text. Leave it out.",
     "data.trust_remote_code": f"has another place here: set {_MODEL}.trust_remote_code.",
 }
 """A key, or a section with all that is below it, to what follows its name in the message."""
 
-_USE_FSDP2 = "is not supported yet; use fsdp2."
 _USE_VLLM = "is not supported yet; use native or vllm."
 _USE_TENSORBOARD = "is not supported yet; use tensorboard or wandb, and metrics.jsonl is always written."
 _USE_GRPO = "is not supported yet; use grpo or rloo."
@@ -44,9 +59,6 @@ _USE_VANILLA = "is not supported yet; use vanilla, gspo or cispo."
 
 UNSUPPORTED_CHOICES: dict[str, dict[str, str]] = {
     "trainer.device": {"gpu": "is not known; GPUs are cuda."},
-    f"{_ACTOR}.strategy": dict.fromkeys(("megatron", "torchtitan", "veomni"), _USE_FSDP2),
-    "critic.strategy": dict.fromkeys(("megatron", "torchtitan", "veomni"), _USE_FSDP2),
-    "reward_model.strategy": dict.fromkeys(("megatron", "torchtitan", "veomni"), _USE_FSDP2),
     f"{_ROLLOUT}.name": {"sglang": _USE_VLLM},
     "trainer.logger": dict.fromkeys(("mlflow", "swanlab", "comet", "clearml"), _USE_TENSORBOARD),
     "algorithm.adv_estimator": dict.fromkeys(("opo", "gpg", "grpo_passk"), _USE_GRPO),

@@ -62,10 +62,21 @@ class Engine(ABC):
     optimizer: AdamW | None = None
     takes_lora: ClassVar[bool] = False
     """Whether this backend trains adapters."""
+    takes_bfloat16: ClassVar[bool] = True
+    """Whether `_precision`, or the backend itself, computes in `compute_dtype`."""
+    takes_offload: ClassVar[bool] = True
+    """Whether `_move` can take away what this backend holds."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.lora is not None and not self.takes_lora:
             raise ConfigError(f"{type(self).__name__} has no LoRA; set strategy=local or fsdp2, or model.lora_rank=0.")
+        if spec.model.compute_dtype != "float32" and not self.takes_bfloat16:
+            raise ConfigError(f"{type(self).__name__} computes in float32; set model.compute_dtype=float32.")
+        if (spec.param_offload or spec.optimizer_offload) and not self.takes_offload:
+            raise ConfigError(
+                f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
+                "fsdp_config."
+            )
         self.spec = spec
         self.device = torch.device(spec.device)
         self.num_steps = 0

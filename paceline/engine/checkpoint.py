@@ -115,7 +115,7 @@ def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
         _fsync(path)
 
 
-def load_training_state(
+def read_training_state(
     folder: Path,
     state: TrainingState,
     *,
@@ -123,8 +123,8 @@ def load_training_state(
     kind: ModelKind,
     rank: int,
     gather: Callable[[Any], list[Any]],
-) -> int:
-    """Put what `folder` holds into the model and optimizer of `state`; gives the number of steps made. Collective.
+) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Weights and training state of `folder`, on rank 0; the number of steps made, on all ranks. Collective.
 
     Only rank 0 reads. `gather` gives what each rank that shares the model passed; a failure is raised on all of them.
     """
@@ -141,7 +141,20 @@ def load_training_state(
     failure, num_steps = gather((failure, training.get("num_steps", 0)))[0]
     if failure is not None:
         raise CheckpointError(failure)
+    return weights, training, num_steps
 
+
+def load_training_state(
+    folder: Path,
+    state: TrainingState,
+    *,
+    model: ModelConfig,
+    kind: ModelKind,
+    rank: int,
+    gather: Callable[[Any], list[Any]],
+) -> int:
+    """Put what `folder` holds into the model and optimizer of `state`; gives the number of steps made. Collective."""
+    weights, training, num_steps = read_training_state(folder, state, model=model, kind=kind, rank=rank, gather=gather)
     sharded = len(gather(None)) > 1
     set_weights(state.root, weights, from_rank0=sharded, partial=has_adapter(state.model))
     if state.optimizer is None:

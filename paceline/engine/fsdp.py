@@ -99,12 +99,7 @@ class Fsdp2Engine(ShardedEngine):
         precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)
         for module in (*layers, answers):
             fully_shard(module, mesh=mesh, mp_policy=precision)
-        for module in answers.modules():
-            if isinstance(module, FSDPModule):
-                # The gradient is to be the sum over ranks: each rank's loss is its share of the mini-batch's already.
-                module.set_gradient_divide_factor(1.0)
-                # gloo can sum, not scale and sum.
-                module.set_force_sum_reduction_for_comms(True)
+        sum_gradients(answers)
         return answers
 
     def _after_inference(self) -> None:
@@ -145,6 +140,15 @@ class FsdpEngine(ShardedEngine):
         # As above; FSDP1 has no public call for it. A single rank has nothing to shard.
         if self.world_size > 1:
             _reshard(self.root, self.root._handle, True)
+
+
+def sum_gradients(root: nn.Module) -> None:
+    """The gradient is to be the sum over ranks: each rank's loss is its share of the mini-batch's already."""
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            # gloo can sum, not scale and sum.
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def _sum_over_ranks(state: None, gradient: Tensor, share: Tensor) -> None:

@@ -50,19 +50,8 @@ def padded_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) 
 def packed_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) -> ModelCall:
     """All sequences in one row."""
     rows, columns = _asked(micro_batch, kind)
-    input_ids, attended = micro_batch["input_ids"], micro_batch["attention_mask"].bool()
-    # What follows the last place that is asked for changes nothing.
-    last = torch.full((len(attended),), -1).scatter_reduce(0, rows, columns, "amax")
-    kept = attended & (torch.arange(attended.shape[-1]) <= last[:, None])
-    kept[:, 0] |= ~kept.any(dim=-1)  # There are no empty sequences.
-    if not kept[rows, columns].all():
-        raise ValueError("a response begins without a token before it, from which it could be predicted.")
-    position_ids = (attended.cumsum(dim=-1) - 1).clamp(min=0)
-    if not torch.equal(position_ids[attended], micro_batch["position_ids"][attended]):
-        raise ValueError(
-            "position_ids don't count the tokens of each row from 0, so its sequences can't be packed; set "
-            "model.use_remove_padding=False."
-        )
+    input_ids = micro_batch["input_ids"]
+    kept, position_ids = _needed(micro_batch, rows, columns)
     places = (kept.flatten().cumsum(dim=0) - 1).view_as(kept)
     return ModelCall(
         inputs={
@@ -74,6 +63,40 @@ def packed_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) 
         places=places[rows, columns].to(device),
         tokens=_next_tokens(input_ids, rows, columns).to(device),
     )
+
+
+def aligned_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) -> ModelCall:
+    """One row per sequence that begins with its first token: for models that need not be told of padding.
+
+    What is behind a sequence changes nothing in it, since no token sees later ones.
+    """
+    rows, columns = _asked(micro_batch, kind)
+    kept, position_ids = _needed(micro_batch, rows, columns)
+    width = int(kept.sum(dim=-1).max())
+    order = (~kept).long().argsort(dim=-1, stable=True)[:, :width]
+    return ModelCall(
+        inputs={"input_ids": micro_batch["input_ids"].gather(-1, order).to(device)},
+        places=(rows * width + position_ids[rows, columns]).to(device),
+        tokens=_next_tokens(micro_batch["input_ids"], rows, columns).to(device),
+    )
+
+
+def _needed(micro_batch: TensorDict, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens that the model must see for what is asked, at least one of each row; and all places in their sequences."""
+    attended = micro_batch["attention_mask"].bool()
+    # What follows the last place that is asked for changes nothing.
+    last = torch.full((len(attended),), -1).scatter_reduce(0, rows, columns, "amax")
+    kept = attended & (torch.arange(attended.shape[-1]) <= last[:, None])
+    kept[:, 0] |= ~kept.any(dim=-1)  # There are no empty sequences.
+    if not kept[rows, columns].all():
+        raise ValueError("a response begins without a token before it, from which it could be predicted.")
+    position_ids = (attended.cumsum(dim=-1) - 1).clamp(min=0)
+    if not torch.equal(position_ids[attended], micro_batch["position_ids"][attended]):
+        raise ValueError(
+            "position_ids don't count the tokens of each row from 0, so its padding can't be taken out; set "
+            "model.use_remove_padding=False and strategy=fsdp2."
+        )
+    return kept, position_ids
 
 
 def two_sequences() -> TensorDict:

@@ -14,6 +14,9 @@ MODULES = {
     "local": "paceline.engine.local",
     "fsdp": "paceline.engine.fsdp",
     "fsdp2": "paceline.engine.fsdp",
+    "torchtitan": "paceline.engine.torchtitan",
+    "veomni": "paceline.engine.veomni",
+    "megatron": "paceline.engine.megatron",
 }
 _ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
 

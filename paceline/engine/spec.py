@@ -36,6 +36,8 @@ class EngineSpec:
     """Length of the learning-rate schedule; not needed for a constant one."""
     device: str = "cpu"
     """Device type: cpu, cuda, npu."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that hold one model together, each a part of every layer; for backends that can."""
     lora: LoraSpec | None = None
     """Adapters to train in place of all weights."""
     param_offload: bool = False

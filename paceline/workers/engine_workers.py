@@ -30,6 +30,7 @@ from paceline.config import (
     RewardModelConfig,
     RolloutConfig,
 )
+from paceline.config.pools import tensor_parallel_size
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.base import Engine, EngineSpec, LossFn
 from paceline.engine.distributed import ensure_process_group
@@ -125,6 +126,7 @@ class EngineWorker(Worker):
         kind: ModelKind,
         optim: OptimConfig | None = None,
         grad_clip: float = 1.0,
+        tensor_model_parallel_size: int = 1,
         lora: LoraSpec | None = None,
         offload: FrozenFsdpConfig | None = None,
     ) -> Engine:
@@ -135,6 +137,7 @@ class EngineWorker(Worker):
             grad_clip=grad_clip,
             total_optimizer_steps=self.run.total_optimizer_steps,
             device=self.run.device,
+            tensor_model_parallel_size=tensor_model_parallel_size,
             lora=lora,
             param_offload=offload is not None and offload.param_offload,
             optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,
@@ -245,12 +248,17 @@ class ActorRolloutRefWorker(EngineWorker):
                 kind="causal_lm",
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
+                tensor_model_parallel_size=tensor_parallel_size(config.actor),
                 lora=lora_of(config.model),
                 offload=config.actor.fsdp_config,
             )
         if self.is_ref and not self.reference_is_actor:
             self.reference = self.build_engine(
-                config.actor.strategy, config.model, kind="causal_lm", offload=config.ref.fsdp_config
+                config.actor.strategy,
+                config.model,
+                kind="causal_lm",
+                tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                offload=config.ref.fsdp_config,
             )
         if self.is_rollout:
             if config.rollout.tensor_model_parallel_size > 1:  # these ranks share engines, and may have no actor
@@ -392,6 +400,7 @@ class TrainingWorker(EngineWorker):
                 kind="value",
                 optim=config.optim,
                 grad_clip=config.grad_clip,
+                tensor_model_parallel_size=tensor_parallel_size(config),
                 offload=config.model.fsdp_config,
             )
 
@@ -399,7 +408,11 @@ class TrainingWorker(EngineWorker):
         """Read the model and its tokenizer."""
         model = config.model
         self.engine = self.build_engine(
-            config.strategy, model, kind="sequence_classification", offload=model.fsdp_config
+            config.strategy,
+            model,
+            kind="sequence_classification",
+            tensor_model_parallel_size=tensor_parallel_size(config),
+            offload=model.fsdp_config,
         )
         policy, judge = (
             load_tokenizer(path, trust_remote_code=model.trust_remote_code)

@@ -29,6 +29,7 @@ from paceline.engine.base import LossFn
 from paceline.engine.checkpoint import full_tensor
 from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind
+from paceline.engine.own_model import OwnModelEngine
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 
@@ -48,18 +49,24 @@ LENGTHS = [(3, 4), (6, 5), (1, 2), (5, 3), (4, 5), (2, 1)]
 
 @dataclass(frozen=True)
 class Backend:
-    """A strategy and the number of ranks to try it with."""
+    """A strategy, the number of ranks to try it with, and what it can do."""
 
     strategy: str
     num_ranks: int
+    tensor_parallel: int = 1
+    model_type: str = "qwen2"
+    packs: bool = True
+    recomputes: bool = True
+    """Has gradient checkpointing."""
 
     def __str__(self) -> str:
-        return f"{self.strategy}-{self.num_ranks}"
+        parallel = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        return f"{self.strategy}-{self.num_ranks}{parallel}-{self.model_type}"
 
 
 @dataclass(frozen=True)
 class Models:
-    """Folders of Qwen2 models: causal LMs with tied and with separate embeddings, and a sequence classifier."""
+    """Folders of models of one type: causal LMs with tied and with separate embeddings, and a sequence classifier."""
 
     tied: Path
     untied: Path
@@ -147,7 +154,8 @@ class Rank:
         # Another seed on each rank: a new head must be rank 0's all the same.
         torch.manual_seed(HEAD_SEED + self.rank)
         model = replace(spec.model, path=str(folder or self.models.tied))
-        engine = get_engine(self.backend.strategy)(replace(spec, model=model))
+        spec = replace(spec, model=model, tensor_model_parallel_size=self.backend.tensor_parallel)
+        engine = get_engine(self.backend.strategy)(spec)
         engine.initialize()
         return engine
 
@@ -174,6 +182,9 @@ def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
     gradients: list[dict[str, Tensor]] = []
 
     def record(*_: Any) -> None:
+        if isinstance(engine, OwnModelEngine):
+            gradients.append({name: grad.clone() for name, grad in engine.named_full(lambda parameter: parameter.grad)})
+            return
         # FSDP1 holds pieces of gradients; `whole` gathers them, and without FSDP1 does nothing.
         is_fsdp1 = isinstance(engine.root, FullyShardedDataParallel)
         whole = FullyShardedDataParallel.summon_full_params(engine.root, with_grads=True) if is_fsdp1 else nullcontext()
@@ -238,6 +249,8 @@ def train(rank: Rank) -> None:
 
 def train_in_other_ways(rank: Rank) -> None:
     for name, (model, sizes, num_logits) in VARIANTS.items():
+        if model.use_remove_padding and not rank.backend.packs:
+            continue
         logprobs.CHUNK_ELEMENTS = num_logits
         engine = rank.engine(replace(SPEC, model=model))
         data = rank.shard(make_mini_batch())
@@ -249,6 +262,9 @@ def train_in_other_ways(rank: Rank) -> None:
 
 
 def pack_other_models(rank: Rank) -> None:
+    if not rank.backend.packs:
+        rank.seen["packed/refused"] = failure(ConfigError, lambda: rank.engine(replace(SPEC, model=PACKED)))
+        return
     for kind, folder in {"value": rank.models.untied, "sequence_classification": rank.models.classifier}.items():
         engine = rank.engine(replace(SPEC, kind=kind, model=PACKED), folder)
         gradients = record_gradients(engine)
@@ -263,6 +279,8 @@ def train_with_uneven_shards(rank: Rank) -> None:
     sizes = [NUM_ROWS - others] + [1] * others
     data = rank.shard(make_mini_batch(), sizes)
     for name, model, limit in (("padded", ModelConfig(), "micro_batch_size"), ("packed", PACKED, "max_tokens")):
+        if model.use_remove_padding and not rank.backend.packs:
+            continue
         engine = rank.engine(replace(SPEC, model=model))
         gradients = record_gradients(engine)
         metrics = engine.train_batch(data, policy_loss, temperature=TEMPERATURE, **{limit: 1})
@@ -272,7 +290,11 @@ def train_with_uneven_shards(rank: Rank) -> None:
 
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
-    engine = rank.engine(replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True)))
+    spec = replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True))
+    if not rank.backend.recomputes:
+        rank.seen["checkpointing/refused"] = failure(ConfigError, lambda: rank.engine(spec))
+        return
+    engine = rank.engine(spec)
     rank.seen["checkpointing/active"] = engine.model.is_gradient_checkpointing
     gradients = record_gradients(engine)
     rank.train(engine, steps=1)
@@ -381,6 +403,10 @@ def train_in_bfloat16(rank: Rank) -> None:
         "padded": TrainedModelConfig(compute_dtype="bfloat16"),
         "packed and recomputed": replace(PACKED, compute_dtype="bfloat16", enable_gradient_checkpointing=True),
     }
+    if not get_engine(rank.backend.strategy).takes_bfloat16:
+        spec = replace(SPEC, model=models["padded"])
+        rank.seen["bfloat16/refused"] = failure(ConfigError, lambda: rank.engine(spec))
+        return
     for name, model in models.items():
         engine = rank.engine(replace(SPEC, model=model))
         rank.seen[f"bfloat16/{name}/infer"] = engine.infer_batch(
@@ -402,6 +428,9 @@ def train_in_bfloat16(rank: Rank) -> None:
 def offload(rank: Rank, folder: Path) -> None:
     """Training, saving and loading while nothing is on the device between calls."""
     spec = replace(SPEC, param_offload=True, optimizer_offload=True)
+    if not get_engine(rank.backend.strategy).takes_offload:
+        rank.seen["offloaded/refused"] = failure(ConfigError, lambda: rank.engine(spec))
+        return
     engine = rank.engine(spec)
     rank.train(engine, steps=STEPS_BEFORE_SAVE)
     engine.save(folder / "offloaded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,25 @@ from tests.contract.engine_scenarios import (
 )
 from tests.tiny import make_tiny_model
 
-# Add a backend here to hold it to the contract. The first is what the others are compared with.
+# Add a backend here to hold it to the contract. Those of optional packages are tried where these are installed.
 BACKENDS = [Backend("local", 1), Backend("fsdp", 1), Backend("fsdp", 2), Backend("fsdp2", 1), Backend("fsdp2", 2)]
+OPTIONAL = {
+    "veomni": [Backend("veomni", 1), Backend("veomni", 2), Backend("veomni", 2, model_type="qwen3")],
+    "megatron": [
+        Backend("megatron", num_ranks, tensor_parallel, model_type, packs=False, recomputes=False)
+        for num_ranks, tensor_parallel, model_type in [
+            (2, 1, "qwen2"),
+            (2, 2, "qwen2"),
+            (2, 2, "qwen3"),
+            (2, 2, "llama"),
+        ]
+    ],
+    "torchtitan": [
+        Backend("torchtitan", 2, tensor_parallel, model_type, packs=False)
+        for tensor_parallel, model_type in [(1, "llama"), (2, "llama"), (1, "qwen3"), (2, "qwen3")]
+    ],
+}
+BACKENDS += [backend for package in OPTIONAL if find_spec(package) for backend in OPTIONAL[package]]
 KINDS = ["causal_lm", "value", "sequence_classification"]
 
 
@@ -56,29 +74,56 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    folder = tmp_path_factory.mktemp("models")
-    tied = make_tiny_model(folder / "tied", seed=0, initializer_range=0.2)
-    untied = make_tiny_model(folder / "untied", seed=1, initializer_range=0.2, tie_word_embeddings=False)
-    torch.manual_seed(2)
-    AutoModelForSequenceClassification.from_pretrained(tied, num_labels=1).save_pretrained(folder / "classifier")
-    return Models(tied, untied, folder / "classifier")
-
-
-@pytest.fixture(scope="module")
-def reference(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("reference") / "saved"
-    return Run(BACKENDS[0], scenarios.run_backend(BACKENDS[0], models, folder, reference=folder), folder)
+def made() -> dict[str, Any]:
+    """Models and reference runs by type of model."""
+    return {}
 
 
 @pytest.fixture(scope="module", params=BACKENDS, ids=str)
-def run(
-    request: pytest.FixtureRequest, models: Models, reference: Run, tmp_path_factory: pytest.TempPathFactory
-) -> Run:
-    if request.param == reference.backend:
+def backend(request: pytest.FixtureRequest) -> Backend:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def models(backend: Backend, made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Models:
+    model_type = backend.model_type
+    if model_type not in made:
+        folder = tmp_path_factory.mktemp(model_type)
+        settings = {"initializer_range": 0.2, "model_type": model_type}
+        tied = make_tiny_model(folder / "tied", seed=0, **settings)
+        untied = make_tiny_model(folder / "untied", seed=1, tie_word_embeddings=False, **settings)
+        torch.manual_seed(2)
+        AutoModelForSequenceClassification.from_pretrained(tied, num_labels=1).save_pretrained(folder / "classifier")
+        made[model_type] = Models(tied, untied, folder / "classifier")
+    return made[model_type]
+
+
+@pytest.fixture(scope="module")
+def reference(backend: Backend, models: Models, made: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """What the others are compared with: one process without collectives, on the same type of model."""
+    local = Backend("local", 1, model_type=backend.model_type)
+    if str(local) not in made:
+        folder = tmp_path_factory.mktemp("reference") / "saved"
+        made[str(local)] = Run(local, scenarios.run_backend(local, models, folder, reference=folder), folder)
+    return made[str(local)]
+
+
+@pytest.fixture(scope="module")
+def run(backend: Backend, models: Models, reference: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    if backend == reference.backend:
         return reference
     folder = tmp_path_factory.mktemp("run") / "saved"
-    return Run(request.param, scenarios.run_backend(request.param, models, folder, reference.folder), folder)
+    return Run(backend, scenarios.run_backend(backend, models, folder, reference.folder), folder)
+
+
+def skip_unless_packed(run: Run, name: str = "packed") -> None:
+    if "packed" in name and not run.backend.packs:
+        pytest.skip(f"{run.backend.strategy} refuses to pack")
+
+
+def skip_if_refused(run: Run, what: str) -> None:
+    if f"{what}/refused" in run.ranks[0]:
+        pytest.skip(f"{run.backend.strategy} refuses {what}")
 
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor], tolerance: float) -> None:
@@ -228,6 +273,7 @@ def test_metrics_are_sums_over_the_mini_batch_without_padding_rows(run: Run) -> 
 
 @pytest.mark.parametrize("name", scenarios.VARIANTS)
 def test_neither_micro_batches_nor_packing_nor_chunks_change_the_update(run: Run, reference: Run, name: str) -> None:
+    skip_unless_packed(run, name)
     for seen in run.ranks:
         # The second step's metrics are those of weights that the first one changed.
         metrics = seen[f"variant/{name}/metrics"]
@@ -238,24 +284,40 @@ def test_neither_micro_batches_nor_packing_nor_chunks_change_the_update(run: Run
 
 @pytest.mark.parametrize("name", scenarios.VARIANTS)
 def test_log_probs_and_their_order_are_the_same_in_all_micro_batches(run: Run, reference: Run, name: str) -> None:
+    skip_unless_packed(run, name)
     close(run.rows(f"variant/{name}/infer"), reference.rows("infer/causal_lm/1"), 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["value", "sequence_classification"])
 def test_packing_changes_neither_values_nor_scores_nor_their_gradients(run: Run, reference: Run, kind: str) -> None:
+    skip_unless_packed(run)
     close(run.rows(f"packed/{kind}/infer"), reference.rows(f"train/{kind}/infer"), 1e-5)
     close(run[f"packed/{kind}/gradients"], reference[f"train/{kind}/gradients"], 1e-5)
 
 
 @pytest.mark.parametrize("name", ["padded", "packed"])
 def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference: Run, name: str) -> None:
+    skip_unless_packed(run, name)
     for seen in run.ranks:
         close_metrics(seen[f"uneven/{name}/metrics"], reference["train/causal_lm/metrics"][0])
         close(seen[f"uneven/{name}/gradients"], reference["train/causal_lm/gradients"], 1e-5)
     assert sum(seen[f"uneven/{name}/infer"][0] for seen in run.ranks) == NUM_ROWS
 
 
+def test_what_a_backend_can_not_do_is_refused_with_what_to_set(run: Run) -> None:
+    for seen in run.ranks:
+        assert run.backend.packs or "set model.use_remove_padding=False" in seen["packed/refused"]
+        assert (
+            run.backend.recomputes or "set model.enable_gradient_checkpointing=False" in seen["checkpointing/refused"]
+        )
+        engine = get_engine(run.backend.strategy)
+        assert engine.takes_bfloat16 or "set model.compute_dtype=float32" in seen["bfloat16/refused"]
+        assert engine.takes_offload or "set param_offload=False" in seen["offloaded/refused"]
+
+
 def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:
+    if not run.backend.recomputes:
+        pytest.skip(f"{run.backend.strategy} refuses to recompute")
     assert run["checkpointing/active"]
     close(run["checkpointing/gradients"], reference["train/causal_lm/gradients"], 1e-5)
 
@@ -312,13 +374,14 @@ def test_the_reference_backend_goes_on_from_this_backends_state(run: Run, refere
 def test_saved_weights_are_a_hugging_face_model(run: Run) -> None:
     folder = run.folder / "saved"
     model, info = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
-    assert type(model).__name__ == "Qwen2ForCausalLM"
+    name = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}
+    assert type(model).__name__ == name[run.backend.model_type]
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert scenarios.equal(dict(model.state_dict()), run["saved/at_save"])
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert "lm_head.weight" not in file.keys()  # noqa: SIM118 - a tied weight is written once
-    assert model.config.architectures == ["Qwen2ForCausalLM"]
+    assert model.config.architectures == [type(model).__name__]
 
 
 def test_a_missing_checkpoint_is_an_error_on_every_rank(run: Run) -> None:
@@ -377,6 +440,7 @@ def test_the_reference_backend_goes_on_from_this_backends_adapters(run: Run, ref
 
 @pytest.mark.parametrize("name", ["padded", "packed and recomputed"])
 def test_bfloat16_passes_are_near_those_in_float32(run: Run, reference: Run, name: str) -> None:
+    skip_if_refused(run, "bfloat16")
     exact = reference.rows("infer/causal_lm/1")
     for column, values in run.rows(f"bfloat16/{name}/infer").items():
         error = (values - exact[column]).abs().max()
@@ -394,11 +458,13 @@ def test_bfloat16_passes_are_near_those_in_float32(run: Run, reference: Run, nam
 
 
 def test_values_in_bfloat16_are_near_those_in_float32(run: Run, reference: Run) -> None:
+    skip_if_refused(run, "bfloat16")
     for one, other in zip(run["bfloat16/value/metrics"], reference["train/value/metrics"], strict=False):
         assert one["loss"] == pytest.approx(other["loss"], rel=0.03)
 
 
 def test_steps_that_bfloat16_could_not_hold_are_not_lost(run: Run) -> None:
+    skip_if_refused(run, "bfloat16")
     before, after = run["bfloat16/before"], run["bfloat16/after"]
     matrices = [name for name in before if "_proj.weight" in name]
     for name in matrices:
@@ -407,6 +473,7 @@ def test_steps_that_bfloat16_could_not_hold_are_not_lost(run: Run) -> None:
 
 
 def test_offloading_between_calls_changes_nothing(run: Run) -> None:
+    skip_if_refused(run, "offloaded")
     assert scenarios.equal(run["offloaded/weights"], run["train/causal_lm/weights"])
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from paceline.config import ModelConfig, PPOConfig
 from paceline.config.files import MODEL_FILE, model_config
-from paceline.config.pools import device_pools, rollout_pools
+from paceline.config.pools import device_pools, rollout_pools, tensor_parallel_size
 from paceline.trainer.ppo.placement import role_to_pool, update_plans
 
 FLOAT = 4
@@ -173,7 +173,7 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
         wanted["critic"] = (policy if own.path is None else own, "value", roles["Critic"])
     if "RewardModel" in roles:
         wanted["reward model"] = (cfg.reward_model.model, "score", roles["RewardModel"])
-    strategies = {"critic": cfg.critic.strategy, "reward model": cfg.reward_model.strategy}
+    sections = {"critic": cfg.critic, "reward model": cfg.reward_model}
 
     found: list[RoleMemory] = []
     unknown: list[str] = []
@@ -183,10 +183,13 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
             unknown.append(f"{role} ({model.path})")
             continue
         size = size.with_head(head)
-        is_sharded = strategies.get(role, actor.strategy) != "local"
-        shards = sum(pools[pool]) if is_sharded else 1
+        section = sections.get(role, actor)
+        is_sharded = section.strategy != "local"
+        parallel = tensor_parallel_size(section)
+        # megatron's data-parallel ranks hold copies.
+        shards = {"local": 1, "megatron": parallel}.get(section.strategy, sum(pools[pool]))
         weights = size.parameters(shards) * FLOAT
-        gathered = {"gathered layers": size.gathered() * FLOAT} if shards > 1 else {}
+        gathered = {"gathered layers": size.gathered() * FLOAT // parallel} if shards > parallel else {}
         if role in plans:
             model_settings = policy if role == "actor" else cfg.critic.model
             trained = weights

@@ -114,7 +114,7 @@ def test_paths_are_expanded_and_absolute(tmp_path: Path, monkeypatch: pytest.Mon
 
 # The public keys of launch scripts that are neither ours nor nonsense, one of each.
 FOREIGN = [
-    "actor_rollout_ref.actor.megatron.tensor_model_parallel_size",
+    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
     "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
     "actor_rollout_ref.rollout.mode",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
@@ -124,7 +124,8 @@ FOREIGN = [
     "actor_rollout_ref.nccl_timeout",
     "reward_model.reward_manager",
     "reward_model.sandbox_fusion.url",
-    "reward_model.megatron.tensor_model_parallel_size",
+    "reward_model.megatron.param_offload",
+    "critic.megatron.override_transformer_config.recompute_granularity",
     "data.image_key",
     "data.trust_remote_code",
 ]

@@ -20,6 +20,7 @@ from paceline.trainer.ppo.memory import (
     GIB,
     Head,
     ModelSize,
+    RoleMemory,
     available_memory,
     memory_warning,
     plan_memory,
@@ -111,6 +112,21 @@ def test_sharded_actors_have_a_copy_to_sample_from_and_local_ones_have_not(model
     assert next(role for role in local.roles if role.role == "rollout").stays == {}
     assert next(role for role in sharded.roles if role.role == "rollout").stays == {"weights": whole}
     assert next(role for role in sharded.roles if role.role == "actor").stays["weights"] < 0.6 * whole
+
+
+def test_tensor_parallelism_divides_weights_and_data_parallel_ranks_of_megatron_hold_copies(model: ModelConfig) -> None:
+    def actor(strategy: str, *settings: str) -> RoleMemory:
+        overrides = [f"actor_rollout_ref.actor.strategy={strategy}", "trainer.n_gpus_per_node=4", *settings]
+        return next(role for role in plan_memory(plan_of(model, *overrides)).roles if role.role == "actor")
+
+    two = "actor_rollout_ref.actor.{}.tensor_model_parallel_size=2"
+    megatron, titan = (actor(name, two.format(name)) for name in ("megatron", "torchtitan"))
+    sharded, size = actor("fsdp2"), read_model_size(model)
+    assert size is not None
+    assert megatron.stays["weights"] == 4 * size.parameters(shards=2)
+    assert titan.stays == sharded.stays
+    assert "gathered layers" not in megatron.while_working
+    assert titan.while_working["gathered layers"] == sharded.while_working["gathered layers"] // 2
 
 
 def test_the_cache_holds_full_length_responses_of_as_many_as_are_decoded_together(model: ModelConfig) -> None:

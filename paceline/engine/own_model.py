@@ -1,0 +1,290 @@
+"""What backends share that have models of their own, in shares of theirs: torchtitan and megatron.
+
+Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
+checkpoints in the common format, and the check at the start that its model says what Hugging Face's says.
+
+With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows
+to ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.config import OptimConfig, TrainedModelConfig
+from paceline.engine.answers import AnswerModel
+from paceline.engine.base import Engine
+from paceline.engine.checkpoint import Snapshot, TrainingState, read_training_state
+from paceline.engine.distributed import ensure_process_group, gather_objects
+from paceline.engine.inputs import aligned_call, padded_call, two_sequences
+from paceline.engine.model import build_empty_model, build_model
+from paceline.engine.optim import make_optimizer, make_schedule
+from paceline.errors import ConfigError
+from paceline.protocol import DataProto
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter of the backend, and the Hugging Face parameters that it is made of."""
+
+    parameter: nn.Parameter
+    names: tuple[str, ...]
+    to_hf: Callable[[Tensor], list[Tensor]]
+    """From this rank's share of the parameter, or of what has its shape, to whole tensors by `names`. Collective."""
+    from_hf: Callable[[list[Tensor]], Tensor]
+    """The other way round."""
+
+
+class OwnModelEngine(Engine):
+    """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
+
+    takes_bfloat16 = False
+    takes_offload = False
+    strategy: str
+    """The name that it is registered under."""
+    model_types: tuple[str, ...]
+    """What it has models for, as `model_type` in config.json."""
+    hf_model: PreTrainedModel
+    """The Hugging Face model without memory: for its names and its files."""
+    tensor_parallel_group: Any = None
+    """The ranks that hold one model together; None: each data-parallel rank is alone."""
+
+    def initialize(self) -> None:
+        spec, train = self.spec, self.spec.optim is not None
+        if spec.optim is not None:
+            self._learning_rate = make_schedule(spec.optim, spec.total_optimizer_steps)
+        ensure_process_group(spec.device)
+        self.hf_model = build_empty_model(spec.model, spec.kind, train=train).to("meta")
+        self.hf_model.tie_weights()
+        self._aliases = _names_of_tied(self.hf_model)
+        self._check_support(self.hf_model.config)
+        # Only rank 0 reads the weights, so a fresh value head is the same everywhere.
+        source = build_model(spec.model, spec.kind, train=train) if self.rank == 0 else None
+        self.root = self.model = self._build().requires_grad_(train).eval()
+        self.parts = self._make_parts()
+        self._check_parts()
+        self._put_weights(source.state_dict() if source is not None else {})
+        self._compare_with(source)
+        if spec.optim is not None:
+            self.optimizer = self._make_optimizer(spec.optim)
+
+    # What a backend defines.
+
+    @abstractmethod
+    def _build(self) -> Any:
+        """Its module on this rank's device, with any weights; and the groups of ranks."""
+
+    @abstractmethod
+    def _make_parts(self) -> list[Part]:
+        """All parameters, each once."""
+
+    def _make_optimizer(self, config: OptimConfig) -> Any:
+        """AdamW, or what keeps its moments under AdamW's names."""
+        return make_optimizer(self.model.parameters(), config)
+
+    # What follows.
+
+    def train_batch(self, data: DataProto, *args: Any, **kwargs: Any) -> dict[str, float]:
+        return super().train_batch(self._rows_of_group(data)[0], *args, **kwargs)
+
+    def infer_batch(self, data: DataProto, **kwargs: Any) -> dict[str, Tensor]:
+        rows, own = self._rows_of_group(data)
+        return {name: values[own] for name, values in super().infer_batch(rows, **kwargs).items()}
+
+    def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self.named_full(lambda parameter: parameter.detach()):
+            for alias in self._aliases[name]:
+                yield alias, weight
+
+    def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
+        for part in self.parts:
+            yield from zip(part.names, part.to_hf(of(part.parameter)), strict=True)
+
+    def snapshot(self) -> Snapshot:
+        keep = self.rank == 0
+        weights = _in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep)
+        training: dict[str, Any] | None = None
+        if self.optimizer is not None:
+            moments: dict[str, dict[str, Tensor]] = {name: {} for part in self.parts for name in part.names}
+            state = self.optimizer.state
+            for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
+                named = self.named_full(lambda parameter, key=key: state[parameter][key])
+                for name, value in _in_main_memory(named, keep).items():
+                    moments[name][key] = value
+            for saved in moments.values():
+                saved["step"] = torch.tensor(float(self.num_steps))
+            training = {"moments": moments if self.num_steps else {}, "num_steps": self.num_steps}
+        return Snapshot(self.rank, self.hf_model, weights, training if keep else None)
+
+    def load(self, folder: str | Path) -> None:
+        weights, training, self.num_steps = read_training_state(
+            Path(folder),
+            TrainingState(self.hf_model, self.root, self.optimizer, self.num_steps),
+            model=self.spec.model,
+            kind=self.spec.kind,
+            rank=self.rank,
+            gather=self._gather,
+        )
+        self._put_weights(weights)
+        if self.optimizer is None:
+            return
+        self.optimizer.state.clear()
+        for part in self.parts if self.num_steps else ():
+            saved = [training["moments"][name] for name in part.names] if self.rank == 0 else []
+            state = {key: self._share(part, [moments[key] for moments in saved]) for key in ("exp_avg", "exp_avg_sq")}
+            self.optimizer.state[part.parameter] = {"step": torch.tensor(float(self.num_steps)), **state}
+        for group in self.optimizer.param_groups:
+            if "step" in group:  # Fused Adams count here.
+                group["step"] = self.num_steps
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        return 0 if self.tensor_parallel_group is None else dist.get_rank(self.tensor_parallel_group)
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.spec.tensor_model_parallel_size
+
+    @property
+    def _recomputes(self) -> bool:
+        model = self.spec.model
+        return (
+            self.spec.optim is not None
+            and isinstance(model, TrainedModelConfig)
+            and model.enable_gradient_checkpointing
+        )
+
+    def _gather(self, value: T) -> list[T]:
+        return gather_objects(value)
+
+    def _distribute(self, answers: AnswerModel) -> nn.Module:
+        raise RuntimeError(f"strategy={self.strategy} has a model of its own.")
+
+    def _answer(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
+        return self.root(aligned_call(micro_batch, self.spec.kind, self.device), temperature)
+
+    def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
+        # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
+        return super()._sum_over_ranks(
+            {name: 0.0 * value for name, value in sums.items()} if self.tensor_parallel_rank else sums
+        )
+
+    def _rows_of_group(self, data: DataProto) -> tuple[DataProto, slice]:
+        """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
+        if self.tensor_parallel_group is None:
+            return data, slice(0, len(data))
+        columns: list[Any] = [None] * self.tensor_parallel_size
+        dist.all_gather_object(columns, dict(data.batch.items()), group=self.tensor_parallel_group)
+        lengths = [len(part["attention_mask"]) for part in columns]
+        start = sum(lengths[: self.tensor_parallel_rank])
+        rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
+        return DataProto.from_dict(tensors=rows), slice(start, start + len(data))
+
+    def _put_weights(self, weights: dict[str, Tensor]) -> None:
+        """Give every rank its share of a Hugging Face state dict that rank 0 has. Collective."""
+        for part in self.parts:
+            share = self._share(part, [weights[name] for name in part.names] if self.rank == 0 else [])
+            with torch.no_grad():
+                part.parameter.copy_(share)
+
+    def _share(self, part: Part, whole: list[Tensor]) -> Tensor:
+        """This rank's share of what rank 0 has as whole tensors. Collective."""
+        tensors = []
+        for place, name in enumerate(part.names):
+            known = self.hf_model.get_parameter(name)
+            if self.rank == 0:
+                tensor = whole[place].detach().to(self.device, copy=True).contiguous()
+            else:
+                tensor = torch.empty(known.shape, dtype=known.dtype, device=self.device)
+            dist.broadcast(tensor, src=0)
+            tensors.append(tensor)
+        return part.from_hf(tensors)
+
+    def _check_support(self, config: PretrainedConfig) -> None:
+        """Raise ConfigError where this backend's model would not be the one of `config`."""
+        text = config.get_text_config()
+        problem = ""
+        if config.model_type not in self.model_types:
+            problem = f"a model of type {config.model_type}: it has {', '.join(self.model_types)}"
+        elif getattr(text, "hidden_act", "silu") != "silu":
+            problem = f"hidden_act={text.hidden_act}: it has silu"
+        elif set(getattr(text, "layer_types", None) or ()) - {"full_attention"}:
+            problem = "layers other than those of full attention"
+        elif (text.rope_parameters or {}).get("rope_type", "default") != "default":
+            problem = f"rope_type={text.rope_parameters['rope_type']}: it has plain rotary embeddings"
+        elif text.num_key_value_heads % self.tensor_parallel_size:
+            problem = (
+                f"{text.num_key_value_heads} key-value heads on tensor_model_parallel_size={self.tensor_parallel_size} "
+                "ranks, which must divide them"
+            )
+        elif self.world_size % self.tensor_parallel_size:
+            problem = (
+                f"tensor_model_parallel_size={self.tensor_parallel_size}, which does not divide its "
+                f"{self.world_size} ranks"
+            )
+        if problem:
+            raise ConfigError(
+                f"strategy={self.strategy} can't hold {self.spec.model.path}: {problem}. Set strategy=fsdp2."
+            )
+        if self.spec.model.use_remove_padding:
+            raise ConfigError(f"strategy={self.strategy} does not pack sequences: set model.use_remove_padding=False.")
+
+    def _check_parts(self) -> None:
+        """Raise ConfigError where the Hugging Face model has parameters that this backend's has not."""
+        names = [name for part in self.parts for name in part.names]
+        if unknown := set(self._aliases).symmetric_difference(names):
+            raise ConfigError(
+                f"strategy={self.strategy} can't hold {self.spec.model.path}: its model has no place for "
+                f"{min(unknown)}. Set strategy=fsdp2."
+            )
+
+    @torch.no_grad()
+    def _compare_with(self, source: PreTrainedModel | None) -> None:
+        """Raise ConfigError unless this model says of two short sequences what rank 0's `source` says. Collective."""
+        answers = self._answer(two_sequences(), packed=False)
+        self._after_inference()
+        problem = ""
+        if source is not None:
+            call = padded_call(two_sequences(), self.spec.kind, torch.device("cpu"))
+            for name, expected in AnswerModel(source, self.spec.kind)(call, 1.0).items():
+                error = float((answers[name].cpu() - expected).abs().max())
+                if not error <= 0.01 * float(expected.max() - expected.min()) + 1e-5 * float(expected.abs().max()):
+                    problem = f"{name} of two short sequences differ by {error:.1g}"
+        if problem := self._gather(problem)[0]:
+            raise ConfigError(
+                f"strategy={self.strategy} does not compute what {self.spec.model.path} means: {problem}. "
+                "Set strategy=fsdp2."
+            )
+
+
+def _names_of_tied(model: PreTrainedModel) -> dict[str, list[str]]:
+    """The first name of each parameter to all of its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {first: [first, *others] for first, *others in names.values()}
+
+
+def _in_main_memory(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors if keep}

@@ -160,6 +160,9 @@ class RolloutConfig:
     """vllm: auto reads the model's weights at the start; dummy waits for the actor's."""
     engine_kwargs: EngineKwargsConfig = field(default_factory=EngineKwargsConfig)
     """Arguments that go to the engine as they are."""
+    trust_log_probs: bool = False
+    """Take the engine's log-probs for those of the policy before its update: saves a forward pass of the actor, and
+    the mismatch is not measured. For engines that compute in the actor's numbers, as native does."""
     log_prob_micro_batch_size_per_gpu: int = 16
     """Responses per device and forward pass when log-probs are recomputed, >= 1."""
     log_prob_use_dynamic_bsz: bool | None = None

@@ -515,6 +515,12 @@ def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
                 f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
             )
+    cap = cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
+    if rollout.trust_log_probs and cap > 0:
+        yield (
+            f"{_ROLLOUT}.trust_log_probs=True with {_ACTOR}.tis_imp_ratio_cap={cap}: the correction compares the "
+            f"engine's log-probs with the actor's, which are then not computed. Set one of them alone."
+        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif rollout.name in KnownNames.rollouts:

@@ -21,7 +21,9 @@ from paceline.rollout.sampling import choose_tokens, random_streams, uniforms
 logger = logging.getLogger(__name__)
 
 PREFILL_TOKENS = 2048
-"""Prompt tokens (padding included) per forward pass: more would mix lengths, and need memory for activations."""
+"""Prompt tokens (padding included) of a forward pass, at most: activations need memory."""
+EFFICIENT_TOKENS = 512
+"""From here on a pass of more tokens is hardly faster per token, so prompts of other lengths get one of their own."""
 PROGRESS_SECONDS = 10.0
 """Pause between two progress lines of a long generation."""
 
@@ -94,10 +96,15 @@ class _Generation:
                 self.cache.move(last, gaps)
 
     def _prefill(self) -> None:
-        """Compute the longest prompts that wait, as many as fit into one pass, and the first tokens after them."""
-        count = min(self.max_num_seqs, max(1, PREFILL_TOKENS // len(self.waiting[-1][0])))
+        """Compute the longest prompts that wait, similar lengths in one pass, and the first tokens after them."""
+        width = len(self.waiting[-1][0])
+        count = 1
+        for prompt, _ in self.waiting[-2 : -self.max_num_seqs - 1 : -1]:
+            tokens = width * (count + 1)
+            if tokens > PREFILL_TOKENS or (tokens > EFFICIENT_TOKENS and len(prompt) < 7 / 8 * width):
+                break
+            count += 1
         self.waiting, part = self.waiting[:-count], self.waiting[-count:]
-        width = len(part[-1][0])
         padding = [width - len(prompt) for prompt, _ in part]
         self.prefilled = DynamicCache()
         padded = [[self.pad_token_id] * left + [*prompt] for left, (prompt, _) in zip(padding, part, strict=True)]

@@ -88,6 +88,7 @@ def readme_block(containing: str) -> str:
     return block
 
 
+@pytest.mark.slow
 def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     make_material(tmp_path)
     (tmp_path / "example.py").write_text(readme_block("run_ppo("))

@@ -68,6 +68,7 @@ def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: P
     assert "stopped by Ctrl-C" in (tmp_path / "output.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_terminated_run_saves_its_last_step_if_asked_to(material: Path, tmp_path: Path) -> None:
     """A scheduler's SIGTERM, which reaches the launching process alone."""
     run_dir = tmp_path / "run"
@@ -84,6 +85,7 @@ def test_a_terminated_run_saves_its_last_step_if_asked_to(material: Path, tmp_pa
     assert (run_dir / "checkpoints" / f"global_step_{last}" / "trainer.json").exists()
 
 
+@pytest.mark.slow
 def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
     """A learning rate that breaks the weights in the first optimizer step."""
     process = start(

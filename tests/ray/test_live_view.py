@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from paceline.report.status import read_status
 from tests.runs import as_overrides, base_config, make_material, read_metrics
 
@@ -65,6 +67,7 @@ def test_the_view_stands_below_the_lines_and_every_process_has_a_log_file(tmp_pa
     assert "trainer.total_training_steps=6" in command_line, "that of the process in the terminal"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run_and_gives_the_terminal_back(tmp_path: Path) -> None:
     config = base_config(
         make_material(tmp_path),

@@ -90,6 +90,7 @@ def test_grpo_runs_without_a_critic_and_gives_the_same_numbers_colocated_and_spl
     assert colocated[-1]["actor/ppo_kl"] == 0.0
 
 
+@pytest.mark.slow
 def test_rule_reward_model_and_code_in_one_batch_give_the_same_numbers_colocated_and_split(
     tmp_path: Path,
 ) -> None:

@@ -23,6 +23,7 @@ def ray_session():
     ray.shutdown()
 
 
+@pytest.mark.slow
 def test_two_sharded_ranks_train_like_one_process_on_recorded_responses(tmp_path: Path) -> None:
     material = make_material(tmp_path / "material")
     changes: dict[str, Any] = {

@@ -52,6 +52,7 @@ def test_a_run_survives_deaths_in_generation_updates_checkpoint_and_driver(
         )
 
 
+@pytest.mark.slow
 def test_a_rank_that_cannot_save_ends_the_run_though_the_others_wait_for_it(
     faults: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

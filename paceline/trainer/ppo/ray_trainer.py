@@ -364,9 +364,11 @@ class RayPPOTrainer:
         """Log-probs under the policy before the update.
 
         None where the update's own forward pass gives the same, and the rollout's log-probs are known to be these:
-        those of other engines are compared at every step.
+        those of other engines are compared at every step, unless they are trusted.
         """
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        if rollout.trust_log_probs:
+            return Later(lambda: DataProto.from_dict(tensors={"old_log_probs": batch.batch["rollout_log_probs"]}))
         one_update = actor.ppo_epochs == 1 and num_mini_batches(len(batch), self._mini_batch_rows(actor)) == 1
         dtype = rollout.dtype or self.config.actor_rollout_ref.model.compute_dtype
         is_exact = rollout.name == "native" and dtype == "float32"
@@ -418,7 +420,8 @@ class RayPPOTrainer:
         algorithm = self.config.algorithm
         with self.log.phase("adv"):
             batch = self._check_finite(batch, ANSWERS)
-            self.log.metrics |= rollout_mismatch(batch)
+            if not self.config.actor_rollout_ref.rollout.trust_log_probs:
+                self.log.metrics |= rollout_mismatch(batch)
             if algorithm.use_kl_in_reward:
                 batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, kl_penalty=algorithm.kl_penalty)
                 self.log.metrics |= kl_metrics

@@ -95,7 +95,7 @@ class RunLog:
         self._drain_call_records = drain_call_records
         self._records: list[CallRecord] = []
         self._pools = pools
-        self._started: dict[int, float] = {}
+        self._last_line = time.time()
         self._status = StatusWriter(
             run_dir / STATUS_FILE,
             lambda: {pool_of_role.get(role, role): method for role, method in running_calls().items()},
@@ -123,7 +123,6 @@ class RunLog:
         call_tag.set({"step": step})
         self.step = step
         self._status.set_step(step)
-        self._started[step] = time.time()
 
     def _clear(self) -> None:
         self.metrics: dict[str, float] = {}
@@ -176,6 +175,7 @@ class RunLog:
         self._samples.write(self.step)
         self.tracking.log(self.metrics, step=self.step)
         self._clear()
+        self._last_line = time.time()
 
     def add_scores(self, info: dict[str, np.ndarray], metrics: dict[str, float]) -> None:
         """What graders said of the responses of this step."""
@@ -185,12 +185,14 @@ class RunLog:
     def write_step(
         self, step: int, batch: DataProto, *, tokenizer: PreTrainedTokenizerBase, use_critic: bool, devices: int
     ) -> None:
-        """The line of a finished step; the next one may have begun, and ended this one's time by that.
+        """The line of a step whose updates have ended; the next one may have begun.
 
-        What is timed later, such as a checkpoint behind the next rollout, counts for the next.
+        Its time is that from line to line: the rollout of the next step that went on beside the last update is in it,
+        as that of this step was in the line before. A checkpoint behind the next rollout counts for the next.
         """
         self._collect_records()
-        start, end = self._started.pop(step), self._started.get(step + 1, time.time())
+        start, self._last_line = self._last_line, time.time()
+        end = self._last_line
         seconds = self.timer.seconds | phase_seconds(self._records, step) | {"step": end - start}
         self.metrics |= data_metrics(batch, use_critic=use_critic)
         self.metrics |= timing_metrics(batch, seconds)

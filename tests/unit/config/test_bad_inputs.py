@@ -282,6 +282,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.tensor_model_parallel_size": 2}, f"Set it to 1, or {ROLLOUT}.name=vllm."),
     ({f"{ROLLOUT}.enforce_eager": False}, f"Leave it out, or set {ROLLOUT}.name=vllm."),
     ({f"{ROLLOUT}.engine_kwargs.vllm": {"dtype": "bfloat16"}}, f"{ROLLOUT}.engine_kwargs is a setting of vLLM"),
+    (
+        {f"{ROLLOUT}.trust_log_probs": True, f"{ACTOR}.tis_imp_ratio_cap": 2.0},
+        f"{ROLLOUT}.trust_log_probs=True with {ACTOR}.tis_imp_ratio_cap=2.0",
+    ),
     # Placement
     ({"trainer.placement.name": "split"}, "trainer.placement.name=split wants at least two devices"),
     (

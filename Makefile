@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BACKENDS := veomni megatron torchtitan
 
 .PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos check format quickstart bench \
-	bench-peers clean
+	bench-peers docs clean
 
 setup: $(READY)
 
@@ -69,17 +69,24 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The documentation as a site, in site/.
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict
+
 quickstart: $(READY)
 	$(BIN)/paceline quickstart $(ARGS)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
-# What benchmarks.ppo_step is compared with, in an environment of its own.
-bench-peers:
-	test -x .peers/trl/bin/python || $(PYTHON) -m venv .peers/trl
-	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	.peers/trl/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers/trl.txt
+# What benchmarks.ppo_step and benchmarks.transport are compared with, each in an environment of its own.
+bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))
+
+.peers/%/.ready: benchmarks/peers/%.txt
+	test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
+	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 clean:
 	rm -rf $(VENV) .backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-BENCHMARKS = ("transport", "controller", "rollout", "update", "overlap", "ppo_step")
+BENCHMARKS = ("startup", "data", "graders", "transport", "controller", "rollout", "update", "overlap", "ppo_step")
 
 
 def main() -> int:

@@ -71,8 +71,8 @@ def make_material(folder: Path, hidden: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
 
 
-def run(folder: Path, overlap: str, steps: int, responses: int, tokens: int) -> Path:
-    """Train for some steps; gives the folder of the run."""
+def run(folder: Path, name: str, steps: int, responses: int, tokens: int, **trainer: object) -> Path:
+    """Train for some steps, split unless `trainer` has other keys; gives the folder of the run."""
     config = {
         "data": {
             "train_files": str(folder / "train.parquet"),
@@ -103,15 +103,15 @@ def run(folder: Path, overlap: str, steps: int, responses: int, tokens: int) -> 
             "n_gpus_per_node": 2,
             "threads_per_worker": 1,
             "placement": {"name": "split"},
-            "overlap": overlap,
             "total_training_steps": steps,
             "log_train_samples": 0,
             "logger": [],
-            "default_local_dir": str(folder / overlap),
+            "default_local_dir": str(folder / name),
+            **trainer,
         },
     }
     run_ppo(OmegaConf.create(config))
-    return folder / overlap
+    return folder / name
 
 
 def calls_of(run_dir: Path) -> dict[int, dict[str, Span]]:
@@ -173,9 +173,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_material(folder, arguments.hidden)
+        sizes = (arguments.steps, arguments.responses, arguments.tokens)
         measured = {
-            overlap: calls_of(run(folder, overlap, arguments.steps, arguments.responses, arguments.tokens))
-            for overlap in ("full", "updates", "none")
+            overlap: calls_of(run(folder, overlap, *sizes, overlap=overlap)) for overlap in ("full", "updates", "none")
         }
     print(f"{'overlap':<10}{'s per step':>12}{'critical path':>15}{'ratio':>8}")
     for overlap, calls in measured.items():

@@ -66,6 +66,7 @@ def run_paceline(material: Path, workload: str, prompts: int, steps: int, thread
                     "ppo_max_token_len_per_gpu": MICRO_TOKENS,
                     "optim": {"lr": 1e-6},
                 },
+                "rollout": {"trust_log_probs": True},
             },
             "critic": {**local, "model": model, "ppo_max_token_len_per_gpu": MICRO_TOKENS, "optim": {"lr": 1e-6}},
             "reward_model": {
@@ -118,7 +119,7 @@ def run_bare(material: Path, workload: str, prompts: int, steps: int, threads: i
         )
         batch = labels.union(to_batch(requests, completions, LONG_TOKENS, tokenizer.pad_token_id))
         columns = {
-            "old_log_probs": actor.infer_batch(batch, **sizes)["log_probs"],
+            "old_log_probs": batch.batch["rollout_log_probs"],
             "ref_log_prob": reference.infer_batch(batch, **sizes)["log_probs"],
             "values": critic.infer_batch(batch, **sizes)["values"],
             "token_level_scores": at_last_token(

@@ -1,9 +1,12 @@
-"""What sending a batch through Ray costs: a DataProto against a dict of the same columns as numpy arrays.
+"""What sending a batch through Ray costs: a DataProto against dicts of the same columns, numpy arrays and tensors.
 
-Measured in turns, so that other work on the machine meets both alike: the time to put a batch and have an actor read
+Measured in turns, so that other work on the machine meets all alike: the time to put a batch and have an actor read
 one column of it (send), and to get it back from there too (round trip). Prints the median and the quartiles of each,
-and the ratio of the medians; the goal is a ratio of at most 1.2. On a loaded machine ratios of 20
+and the ratio of the medians to numpy's; the goal is a ratio of at most 1.2. On a loaded machine ratios of 20
 measurements were seen between 0.86 and 1.25; use more --repeats there.
+
+verl's DataProto is measured in the same way in an environment of its own (`make bench-peers`), with numpy beside it
+there; it is left out where that environment is missing.
 
     python -m benchmarks.transport
 """
@@ -11,17 +14,21 @@ measurements were seen between 0.86 and 1.25; use more --repeats there.
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
-from paceline.protocol import DataProto
-
+ROOT = Path(__file__).parents[1]
+VERL_PYTHON = ROOT / ".peers" / "verl" / "bin" / "python"
 GOAL = 1.2
 PROMPT, RESPONSE = 512, 1024
 
@@ -47,15 +54,18 @@ def make_columns(megabytes: int) -> dict[str, torch.Tensor]:
 
 @ray.remote
 class Peer:
-    def total_of_proto(self, data: DataProto) -> float:
-        assert data.batch is not None
+    def total_of_proto(self, data: Any) -> float:
         return float(data.batch["values"].sum())
 
-    def total_of_arrays(self, data: dict[str, np.ndarray]) -> float:
+    def total(self, data: dict[str, np.ndarray] | dict[str, torch.Tensor]) -> float:
         return float(data["values"].sum())
 
     def echo(self, data: Any) -> Any:
         return data
+
+
+def send(batch: Any, method: Any) -> Any:
+    return ray.get(method.remote(ray.put(batch)))
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
@@ -79,7 +89,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 256], help="sizes of the batch")
     parser.add_argument("--repeats", type=int, default=20, help="measurements of each")
+    parser.add_argument("--package", default="paceline", help="whose DataProto")
     args = parser.parse_args()
+    proto_class = importlib.import_module(args.package).DataProto
     # Room for the batches of a round trip, put and returned, and for those that Ray has not freed yet.
     ray.init(
         "local",  # a cluster of its own, also where another one runs
@@ -89,25 +101,33 @@ def main() -> None:
         object_store_memory=int(6e6 * max(args.megabytes)) + 2**27,
     )
     peer = Peer.remote()
-    print(f"{'':<22}{'median':>10}{'quartiles':>22}{'ratio':>8}   (ms; ratio to numpy, goal {GOAL})")
+    print(f"{'':<28}{'median':>10}{'quartiles':>22}{'ratio':>8}   (ms; ratio to numpy, goal {GOAL})")
     for megabytes in args.megabytes:
         columns = make_columns(megabytes)
-        proto = DataProto.from_dict(columns)
-        arrays = {name: column.numpy() for name, column in columns.items()}
-        calls: dict[str, Callable[[], Any]] = {
-            "send numpy": lambda arrays=arrays: ray.get(peer.total_of_arrays.remote(ray.put(arrays))),
-            "send DataProto": lambda proto=proto: ray.get(peer.total_of_proto.remote(ray.put(proto))),
-            "round trip numpy": lambda arrays=arrays: ray.get(peer.echo.remote(ray.put(arrays))),
-            "round trip DataProto": lambda proto=proto: ray.get(peer.echo.remote(ray.put(proto))),
+        sent = {
+            "numpy": ({name: column.numpy() for name, column in columns.items()}, peer.total),
+            "tensors": (columns, peer.total),
+            f"{args.package}.DataProto": (proto_class.from_dict(columns), peer.total_of_proto),
         }
-        seconds = measure(calls, args.repeats)
-        print(f"{proto.nbytes / 1e6:.1f} MB, {len(proto)} rows, {args.repeats} of each in turns")
+        seconds = measure(
+            {
+                f"{kind} {name}": partial(send, batch, peer.echo if kind == "round trip" else read)
+                for kind in ("send", "round trip")
+                for name, (batch, read) in sent.items()
+            },
+            args.repeats,
+        )
+        size = sum(column.nbytes for column in columns.values()) / 1e6
+        print(f"{size:.1f} MB, {len(columns['values'])} rows, {args.repeats} of each in turns")
         for name, taken in seconds.items():
             low, middle, high = (1e3 * value for value in statistics.quantiles(taken, n=4))
-            baseline = statistics.median(seconds[name.replace("DataProto", "numpy")])
-            ratio = "" if "numpy" in name else f"{statistics.median(taken) / baseline:8.2f}"
-            print(f"  {name:<20}{middle:10.1f}{f'{low:.1f} .. {high:.1f}':>22}{ratio}")
+            baseline = 1e3 * statistics.median(seconds[name.rpartition(" ")[0] + " numpy"])
+            print(f"  {name:<26}{middle:10.1f}{f'{low:.1f} .. {high:.1f}':>22}{middle / baseline:8.2f}", flush=True)
     ray.shutdown()
+    if args.package == "paceline" and VERL_PYTHON.exists():
+        sizes = [str(megabytes) for megabytes in args.megabytes]
+        command = [VERL_PYTHON, "-m", "benchmarks.transport", "--package", "verl", "--repeats", str(args.repeats)]
+        subprocess.run([*command, "--megabytes", *sizes], cwd=ROOT, check=True)
 
 
 if __name__ == "__main__":

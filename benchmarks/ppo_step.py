@@ -5,7 +5,7 @@ or 90 % of them of 8 (`long-tailed`), a reward model, a critic, a reference, two
 the ordinary command on real Ray workers, colocated; `bare` calls the same engines in one process with nothing around
 them; `trl` is TRL 1.12.0 in its own environment (`make bench-peers`), left out where that is missing. Each runs in
 processes of its own, in turns; the first step of each is for warming up. Printed: the median over all steps, the
-quartiles, and the ratios of medians.
+quartiles, and the ratios of medians; and the driver's share of paceline's step, in which no worker is at work.
 
     python -m benchmarks.ppo_step
 """
@@ -45,8 +45,8 @@ WORKLOADS = ("equal", "long-tailed")
 MICRO_TOKENS = 4096
 
 
-def run_paceline(material: Path, workload: str, prompts: int, steps: int, threads: int) -> list[float]:
-    """The ordinary run; seconds of its steps as its metrics have them."""
+def run_paceline(material: Path, workload: str, prompts: int, steps: int, threads: int) -> dict[str, list[float]]:
+    """The ordinary run; the times of its steps as its metrics have them."""
     local = {"strategy": "local", "use_dynamic_bsz": True}
     model = {"use_remove_padding": True}
     with tempfile.TemporaryDirectory() as run_dir:
@@ -87,10 +87,13 @@ def run_paceline(material: Path, workload: str, prompts: int, steps: int, thread
         }
         run_ppo(OmegaConf.create(config))
         lines = [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
-    return [line["timing_s/step"] for line in lines][1:]
+    return {
+        "seconds": [line["timing_s/step"] for line in lines][1:],
+        "idle": [line["timing_s/idle/global_pool"] for line in lines][1:],
+    }
 
 
-def run_bare(material: Path, workload: str, prompts: int, steps: int, threads: int) -> list[float]:
+def run_bare(material: Path, workload: str, prompts: int, steps: int, threads: int) -> dict[str, list[float]]:
     """The same engines and the same arithmetic in a plain loop: no Ray, no worker groups, no records."""
     torch.set_num_threads(threads)
     sizes = {"max_tokens": MICRO_TOKENS}
@@ -138,7 +141,7 @@ def run_bare(material: Path, workload: str, prompts: int, steps: int, threads: i
             critic.train_batch(part, critic_loss(critic_config, mini_batch), **sizes)
             actor.train_batch(part, actor_loss(actor_config, mini_batch), **sizes)
         seconds.append(time.perf_counter() - start)
-    return seconds[1:]
+    return {"seconds": seconds[1:]}
 
 
 def left_padded(token_lists: list[list[int]], pad: int) -> dict[str, torch.Tensor]:
@@ -153,7 +156,7 @@ def left_padded(token_lists: list[list[int]], pad: int) -> dict[str, torch.Tenso
 RUNS = {"paceline": run_paceline, "bare": run_bare}
 
 
-def seconds_of(system: str, material: Path, workload: str, args: argparse.Namespace) -> list[float]:
+def times_of(system: str, material: Path, workload: str, args: argparse.Namespace) -> dict[str, list[float]]:
     """The steps of one system, in a process of its own."""
     if system == "trl":
         script = Path(__file__).parent / "peers" / "trl_ppo.py"
@@ -167,7 +170,7 @@ def seconds_of(system: str, material: Path, workload: str, args: argparse.Namesp
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{system} failed:\n{result.stderr[-4000:]}")
-    return json.loads(result.stdout.splitlines()[-1])["seconds"]
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -181,8 +184,7 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.run:
-        seconds = RUNS[args.run](Path(args.material), args.workload, args.prompts, args.steps, args.threads)
-        print(json.dumps({"seconds": seconds}))
+        print(json.dumps(RUNS[args.run](Path(args.material), args.workload, args.prompts, args.steps, args.threads)))
         return
     systems = ["bare", "paceline"]
     if TRL_PYTHON.exists():
@@ -194,10 +196,14 @@ def main() -> None:
         make_material(material, args.prompts, args.steps)
         for workload in WORKLOADS:
             seconds: dict[str, list[float]] = {system: [] for system in systems}
+            idle: list[float] = []
             for turn in range(args.rounds):
                 for system in systems if turn % 2 else systems[::-1]:
-                    seconds[system] += seconds_of(system, material, workload, args)
+                    times = times_of(system, material, workload, args)
+                    seconds[system] += times["seconds"]
+                    idle += times.get("idle", [])
             print_ratios(f"PPO step, {workload} lengths", seconds, "s", of="paceline")
+            print(f"  the driver's share of paceline's step: {sum(idle) / sum(seconds['paceline']):.1%}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ python -m paceline.trainer.main_ppo \
     data.max_response_length=32 \
     data.filter_overlong_prompts=True \
     actor_rollout_ref.model.path="$folder/model" \
+    actor_rollout_ref.model.use_remove_padding=True \
     actor_rollout_ref.actor.strategy=local \
     actor_rollout_ref.actor.ppo_mini_batch_size=4 \
-    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
-    actor_rollout_ref.actor.optim.lr=1e-5 \
-    actor_rollout_ref.rollout.n=4 \
-    trainer.total_training_steps=60 \
-    trainer.test_freq=20 \
+    actor_rollout_ref.actor.use_dynamic_bsz=True \
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 \
+    actor_rollout_ref.actor.optim.lr=2e-5 \
+    actor_rollout_ref.rollout.n=8 \
+    trainer.total_training_steps=40 \
+    trainer.test_freq=10 \
     trainer.default_local_dir="$folder/grpo" \
     "$@"

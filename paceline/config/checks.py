@@ -339,7 +339,7 @@ def check_loggers(names: Iterable[str], known: Iterable[str] = KnownNames.logger
     for name in names:
         yield from _check_choice("trainer.logger", name, known)
         if name == "wandb" and importlib.util.find_spec("wandb") is None:
-            yield "trainer.logger=wandb needs the package wandb, which is not installed: pip install paceline[wandb]"
+            yield "trainer.logger=wandb needs the package wandb, which is not installed: pip install wandb==0.28.2"
 
 
 def _check_choice(key: str, value: str, known: Iterable[str]) -> Iterator[str]:

@@ -86,7 +86,7 @@ def test_a_tracker_whose_package_is_missing_is_a_problem_that_names_the_extra(
     assert not check_config(config)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     [problem] = check_config(config)
-    assert problem.endswith("pip install paceline[wandb]")
+    assert problem.endswith("pip install wandb==0.28.2")
 
 
 def test_cpus_may_be_0_where_gpus_count_devices(good: dict[str, Any], files: dict[str, Path]):

@@ -25,18 +25,19 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from tensordict import TensorDict
-from tensordict.base import TensorDictBase
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
 
 __all__ = [
     "DataProto",
@@ -80,6 +81,8 @@ class DataProto:
     def _check(self) -> None:
         """Both column dictionaries are open to users, so what they hold is checked again before it is used."""
         if self.batch is not None:
+            from tensordict.base import TensorDictBase
+
             if not isinstance(self.batch, TensorDictBase):
                 raise TypeError(
                     f"DataProto.batch is a {type(self.batch).__name__}, not a TensorDict; use DataProto.from_dict."
@@ -122,7 +125,7 @@ class DataProto:
         if () in sizes or len(sizes) > 1:
             shapes = {name: tuple(tensor.shape) for name, tensor in columns.items()}
             raise DataError(f"columns of a batch must have the same number of rows; found shapes {shapes}.")
-        batch = TensorDict(columns, batch_size=sizes.pop()) if columns else None
+        batch = _tensordict(columns, sizes.pop()) if columns else None
         arrays = {name: _as_column(name, values) for name, values in (non_tensors or {}).items()}
         return DataProto(batch, arrays, dict(meta_info or {}))
 
@@ -204,7 +207,7 @@ class DataProto:
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of a batch with {len(self)} rows.")
         tensors = {name: tensor[row] for name, tensor in self._tensors().items()}
-        batch = None if self.batch is None else TensorDict(tensors, batch_size=[], device=self.batch.device)
+        batch = None if self.batch is None else _tensordict(tensors, (), self.batch.device)
         cells = {name: array[row] for name, array in self.non_tensor_batch.items()}
         return DataProtoItem(batch, cells, dict(self.meta_info))
 
@@ -333,7 +336,7 @@ class DataProto:
         meta_info = _merge([self.meta_info, other.meta_info], "meta info key")
         either = self.batch if self.batch is not None else other.batch
         rows = len(other) if self._has_no_columns() else len(self)
-        batch = None if either is None else TensorDict(tensors, batch_size=[rows], device=either.device)
+        batch = None if either is None else _tensordict(tensors, (rows,), either.device)
         joined = DataProto(batch, arrays, meta_info)
         self.batch, self.non_tensor_batch, self.meta_info = joined.batch, joined.non_tensor_batch, joined.meta_info
         return self
@@ -354,12 +357,12 @@ class DataProto:
         """Move the tensors (those already there are not copied); returns this batch."""
         if self.batch is not None:
             tensors = {name: tensor.to(device) for name, tensor in self._tensors().items()}
-            self.batch = TensorDict(tensors, batch_size=[len(self)], device=device)
+            self.batch = _tensordict(tensors, (len(self),), device)
         return self
 
     def _batch_of(self, tensors: dict[str, Tensor], rows: int) -> TensorDict | None:
         """A TensorDict like this one's: it keeps the device, and stays when its last column goes."""
-        return None if self.batch is None else TensorDict(tensors, batch_size=[rows], device=self.batch.device)
+        return None if self.batch is None else _tensordict(tensors, (rows,), self.batch.device)
 
     def _derive(
         self, rows: int, of_tensor: Callable[[Tensor], Tensor], of_array: Callable[[np.ndarray], np.ndarray]
@@ -446,7 +449,7 @@ class DataProto:
         content = json.loads(tensors.pop(_DISK_JSON).numpy().tobytes())
         rows = content["rows"]
         columns = _unpack(content["tensors"], tensors)
-        batch = None if rows is None else TensorDict(columns, batch_size=[rows])
+        batch = None if rows is None else _tensordict(columns, (rows,))
         return DataProto(batch, _unpack(content["non_tensors"], tensors), _unpack(content["meta_info"], tensors))
 
 
@@ -744,10 +747,19 @@ def _with_tensors_sent(value: Any) -> Any:
     return value
 
 
+def _tensordict(
+    columns: Mapping[str, Any], batch_size: tuple[int, ...], device: torch.device | str | None = None
+) -> TensorDict:
+    # Here and not at the top: importing it takes as long as importing torch, and who makes no batch need not wait.
+    from tensordict import TensorDict
+
+    return TensorDict(dict(columns), batch_size=batch_size, device=device)
+
+
 def _received(
     tensors: dict[str, Tensor] | None, rows: int, arrays: dict[str, np.ndarray], meta_info: dict[str, Any]
 ) -> DataProto:
-    batch = None if tensors is None else TensorDict(tensors, batch_size=[rows])
+    batch = None if tensors is None else _tensordict(tensors, (rows,))
     return DataProto(batch, arrays, meta_info)
 
 

@@ -329,7 +329,7 @@ def test_wandb_that_is_not_installed_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install paceline\[wandb\]"):
+    with pytest.raises(ConfigError, match=r"pip install wandb==0.28.2"):
         tracking(tmp_path, loggers=["wandb"])
     assert list(tmp_path.iterdir()) == []
 

@@ -79,7 +79,13 @@ def made() -> dict[str, Any]:
     return {}
 
 
-@pytest.fixture(scope="module", params=BACKENDS, ids=str)
+def as_param(backend: Backend) -> Any:
+    """What shards a model over a single rank is left to `make test-all`."""
+    alone = backend.num_ranks == 1 and backend.strategy != "local"
+    return pytest.param(backend, marks=pytest.mark.slow if alone else (), id=str(backend))
+
+
+@pytest.fixture(scope="module", params=map(as_param, BACKENDS))
 def backend(request: pytest.FixtureRequest) -> Backend:
     return request.param
 

@@ -46,6 +46,7 @@ def test_at_learning_rate_zero_the_accuracy_stays(tmp_path: Path) -> None:
     assert after == before
 
 
+@pytest.mark.slow
 def test_any_key_can_be_overridden(tmp_path: Path) -> None:
     keys = ["trainer.total_training_steps=2", "trainer.seed=11", "algorithm.adv_estimator=grpo"]
     _, _, steps, run = quickstart(tmp_path, *keys, "actor_rollout_ref.rollout.n=4", "data.train_batch_size=160")

@@ -46,6 +46,7 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
+@pytest.mark.slow
 def test_the_view_stands_below_the_lines_and_every_process_has_a_log_file(tmp_path: Path) -> None:
     placement = {"trainer.placement.name": "split", "trainer.n_gpus_per_node": 2}
     config = base_config(make_material(tmp_path), tmp_path / "run", trainer__total_training_steps=6, **placement)

@@ -89,4 +89,4 @@ bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))
 	touch $@
 
 clean:
-	rm -rf $(VENV) .backends build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .backends .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -10,19 +10,21 @@ batch (`transfer`), against shards of a numpy array by `ray.put`, concatenated w
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import ray
 import torch
 
-from benchmarks.timing import print_ratios
+from benchmarks.timing import print_ratios, take_turns
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
+CALLS = 50
+"""Of one measurement; printed is the time of one."""
 CALLS_OF_A_STEP = 10
 
 
@@ -65,52 +67,57 @@ def step(group: RayWorkerGroup, batch: DataProto) -> None:
 
 
 def compare(title: str, ours: Callable[[], object], plain: Callable[[], object], repeats: int, *, per: int = 1) -> None:
-    """Print milliseconds of both, taken in turns; `per` is how often the call repeats its work."""
-    taken: dict[str, list[float]] = {"paceline": [], "plain Ray": []}
-    ways = {"paceline": ours, "plain Ray": plain}
-    for turn in range(repeats + 1):
-        for name in ways if turn % 2 else reversed(ways):
-            start = time.perf_counter()
-            ways[name]()
-            if turn:
-                taken[name].append(1000 * (time.perf_counter() - start) / per)
-    print_ratios(title, taken, "ms", of="paceline")
+    """Print milliseconds of both; `per` is how often a call repeats its work."""
+    taken = take_turns({"paceline": ours, "plain Ray": plain}, repeats)
+    milliseconds = {name: [1000 * value / per for value in seconds] for name, seconds in taken.items()}
+    print_ratios(title, milliseconds, "ms", of="paceline")
 
 
-def run(num_workers: int, megabytes: int, repeats: int) -> None:
-    # A cluster of its own, also where another one runs; CPUs are only counted.
-    ray.init("local", num_cpus=num_workers, include_dashboard=False, log_to_driver=False)
+@contextmanager
+def workers(count: int) -> Iterator[tuple[RayWorkerGroup, list]]:
+    """A worker group, and as many plain actors, on a Ray of their own; CPUs are only counted."""
+    ray.init("local", num_cpus=count, include_dashboard=False, log_to_driver=False)
     try:
-        pool = RayResourcePool([num_workers], use_gpu=False, name_prefix="bench", threads_per_worker=1)
+        pool = RayResourcePool([count], use_gpu=False, name_prefix="bench", threads_per_worker=1)
         group = RayWorkerGroup(pool, RayClassWithInitArgs(Echo), "echo")
-        actors = [PlainEcho.remote() for _ in range(num_workers)]
-        calls = 50
-        compare(
-            f"call, {num_workers} workers",
-            lambda: [group.ping(number) for number in range(calls)],
-            lambda: [plain_ping(actors, number) for number in range(calls)],
-            repeats,
-            per=calls,
-        )
-        array = np.random.default_rng(0).random((1024, megabytes * 256), dtype=np.float32)
-        batch = DataProto.from_dict({"x": torch.from_numpy(array)})
-        if megabytes == 1:
-            compare(
-                f"step of {CALLS_OF_A_STEP} calls, {num_workers} workers",
-                partial(step, group, batch),
-                partial(plain_step, actors, array),
-                repeats,
-            )
-        else:
-            compare(
-                f"transfer of {megabytes} MB, {num_workers} workers",
-                lambda: group.send_back(batch).get(),
-                lambda: np.concatenate(ray.get(plain_send(actors, array))),
-                repeats,
-            )
+        yield group, [PlainEcho.remote() for _ in range(count)]
         group.shutdown()
     finally:
         ray.shutdown()
+
+
+def make_array(megabytes: int) -> np.ndarray:
+    return np.random.default_rng(0).random((1024, megabytes * 256), dtype=np.float32)
+
+
+def measure_calls(count: int, repeats: int) -> None:
+    with workers(count) as (group, actors):
+        compare(
+            f"call, {count} workers",
+            lambda: [group.ping(number) for number in range(CALLS)],
+            lambda: [plain_ping(actors, number) for number in range(CALLS)],
+            repeats,
+            per=CALLS,
+        )
+        array = make_array(1)
+        batch = DataProto.from_dict({"x": torch.from_numpy(array)})
+        title = f"step of {CALLS_OF_A_STEP} calls, {count} workers"
+        compare(title, partial(step, group, batch), partial(plain_step, actors, array), repeats)
+
+
+def measure_transfer(megabytes: int, repeats: int) -> None:
+    with workers(4) as (group, actors):
+        array = make_array(megabytes)
+        batch = DataProto.from_dict({"x": torch.from_numpy(array)})
+
+        def ours() -> DataProto:
+            return group.send_back(batch).get()
+
+        def plain() -> np.ndarray:
+            return np.concatenate(ray.get(plain_send(actors, array)))
+
+        assert torch.equal(ours().batch["x"], torch.from_numpy(plain()))
+        compare(f"transfer of {megabytes} MB, 4 workers", ours, plain, repeats)
 
 
 def main() -> None:
@@ -119,9 +126,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
-    for num_workers in args.workers:
-        run(num_workers, 1, args.repeats)
-    run(4, args.megabytes, args.repeats)
+    for count in args.workers:
+        measure_calls(count, args.repeats)
+    measure_transfer(args.megabytes, args.repeats)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,11 @@ import argparse
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import math_verify
 
-from benchmarks.timing import print_ratios
+from benchmarks.timing import print_ratios, take_turns
 from paceline.rewards.score import code, gsm8k, hellaswag, math
 
 FILLER = "First we add the apples and then the pears, 3 and 4 make 7. "
@@ -108,14 +107,10 @@ def main() -> None:
         ("code", code_ways, 20),
     ):
         both = ways(count)
-        answers = [work() for work in both.values()]  # also warms up
+        answers = [work() for work in both.values()]
         assert answers[0] == answers[1], f"{name}: the two ways give different scores"
-        speeds: dict[str, list[float]] = {way: [] for way in both}
-        for turn in range(args.repeats):
-            for way in both if turn % 2 else reversed(both):
-                start = time.perf_counter()
-                both[way]()
-                speeds[way].append(count / (time.perf_counter() - start))
+        taken = take_turns(both, args.repeats)
+        speeds = {way: [count / value for value in seconds] for way, seconds in taken.items()}
         print_ratios(f"{name}, {count:,} responses", speeds, "responses/s", of="paceline")
 
 

@@ -12,15 +12,22 @@ def print_header() -> None:
     print(f"{'':<28}{'tokens/s':>10}{'quartiles':>20}{'ratio':>8}")
 
 
-def compare(workload: str, ways: Mapping[str, Callable[[], object]], *, tokens: int, repeats: int) -> None:
-    """Run all ways `repeats` times; prints the median and the quartiles of each, and its ratio to the first way."""
-    speeds: dict[str, list[float]] = {name: [] for name in ways}
+def take_turns(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each way; every second turn goes backwards, so that none always follows the same other."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(repeats + 1):
         for name in ways if turn % 2 else reversed(ways):
             start = time.perf_counter()
             ways[name]()
             if turn:  # The first is for warming up.
-                speeds[name].append(tokens / (time.perf_counter() - start))
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def compare(workload: str, ways: Mapping[str, Callable[[], object]], *, tokens: int, repeats: int) -> None:
+    """Run all ways `repeats` times; prints the median and the quartiles of each, and its ratio to the first way."""
+    taken = take_turns(ways, repeats)
+    speeds = {name: [tokens / value for value in seconds] for name, seconds in taken.items()}
     baseline = statistics.median(next(iter(speeds.values())))
     for name, values in speeds.items():
         low, middle, high = statistics.quantiles(values, n=4)

@@ -17,8 +17,6 @@ import argparse
 import importlib
 import statistics
 import subprocess
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,8 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+
+from benchmarks.timing import take_turns
 
 ROOT = Path(__file__).parents[1]
 VERL_PYTHON = ROOT / ".peers" / "verl" / "bin" / "python"
@@ -68,23 +68,6 @@ def send(batch: Any, method: Any) -> Any:
     return ray.get(method.remote(ray.put(batch)))
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def measure(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each call, taken in turns; every second turn runs backwards, so that none always follows another."""
-    for call in calls.values():
-        call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats):
-        for name in list(calls) if turn % 2 == 0 else reversed(calls):
-            seconds[name].append(seconds_of(calls[name]))
-    return seconds
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 256], help="sizes of the batch")
@@ -109,7 +92,7 @@ def main() -> None:
             "tensors": (columns, peer.total),
             f"{args.package}.DataProto": (proto_class.from_dict(columns), peer.total_of_proto),
         }
-        seconds = measure(
+        seconds = take_turns(
             {
                 f"{kind} {name}": partial(send, batch, peer.echo if kind == "round trip" else read)
                 for kind in ("send", "round trip")

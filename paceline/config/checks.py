@@ -96,8 +96,8 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
 
-_BACKEND_PACKAGES = {"torchtitan": "torchtitan", "veomni": "veomni", "megatron": "megatron"}
-"""Backends to what they import."""
+_OPTIONAL_BACKENDS = ("torchtitan", "veomni", "megatron")
+"""Each is called as the package that it imports."""
 _TENSOR_PARALLEL = ("megatron", "torchtitan")
 
 
@@ -157,7 +157,7 @@ RANGES: dict[str, Range] = {
     **{
         f"{section}.{name}.tensor_model_parallel_size": _COUNT
         for section in (_ACTOR, "critic", "reward_model")
-        for name in ("megatron", "torchtitan")
+        for name in _TENSOR_PARALLEL
     },
     "critic.ppo_mini_batch_size": _COUNT,
     "critic.ppo_micro_batch_size_per_gpu": _COUNT,
@@ -521,6 +521,11 @@ def _check_sampling(cfg: PPOConfig) -> Iterator[str]:
             f"{_ROLLOUT}.trust_log_probs=True with {_ACTOR}.tis_imp_ratio_cap={cap}: the correction compares the "
             f"engine's log-probs with the actor's, which are then not computed. Set one of them alone."
         )
+    if rollout.trust_log_probs and not rollout.do_sample:
+        yield (
+            f"{_ROLLOUT}.trust_log_probs=True with {_ROLLOUT}.do_sample=False: greedy decoding reports log-probs at "
+            f"temperature 1, the actor's are at {_ROLLOUT}.temperature. Set {_ROLLOUT}.trust_log_probs=False."
+        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif rollout.name in KnownNames.rollouts:
@@ -693,9 +698,9 @@ def _check_backends(cfg: PPOConfig, use_critic: bool, device: str | None) -> Ite
     for section in sections:
         strategy = _get(cfg, f"{section}.strategy")
         model = _MODEL if section == _ACTOR else f"{section}.model"
-        if strategy not in _BACKEND_PACKAGES:
+        if strategy not in _OPTIONAL_BACKENDS:
             continue
-        if importlib.util.find_spec(_BACKEND_PACKAGES[strategy]) is None:
+        if importlib.util.find_spec(strategy) is None:
             yield (
                 f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
                 f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "

@@ -54,6 +54,7 @@ def test_a_run_gives_the_same_numbers(
     train_in_process(mixed_config(material, tmp_path, **changes))
     lines = results(tmp_path)
     assert [line["step"] for line in lines] == [line["step"] for line in plain] == [0, 1, 2, 3]
+    assert plain[-1].keys() >= MISMATCH
     unmeasured = MISMATCH if changes is TRUSTED else set()
     for line, expected in zip(lines, plain, strict=True):
         assert line.keys() == expected.keys() - unmeasured

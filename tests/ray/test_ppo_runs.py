@@ -151,6 +151,12 @@ def test_metrics_have_the_names_that_users_know(finished) -> None:
     assert [line["training/epoch"] for line in read_metrics(ppo(finished, {}, "ppo"))[1:]] == [0, 0, 0, 1]
 
 
+def test_the_time_of_every_step_holds_its_own_updates(finished) -> None:
+    """Though the next rollout is issued before they have ended."""
+    for line in read_metrics(ppo(finished, {}, "ppo"))[1:]:
+        assert line["timing_s/step"] >= line["timing_s/update_actor"] + line["timing_s/update_critic"]
+
+
 def test_the_timeline_has_a_named_row_per_process_and_a_span_per_call(finished) -> None:
     for name, placement, pools in (
         ("ppo", {}, {"global_pool"}),

@@ -194,6 +194,19 @@ def test_a_killed_worker_is_named_while_its_peer_is_stuck_in_a_collective(steady
     steady.pid()  # what the dead group owed does not come up again
 
 
+def test_a_killed_worker_is_named_with_the_call_that_it_was_at():
+    """Ray fails the calls that wait behind it in no order."""
+    group = start("busy", devices=1)
+    (pid,) = group.pid()
+    group.sleep(60.0)
+    waiting = [group.use(None) for _ in range(200)]
+    time.sleep(0.5)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"busy rank 0 failed in sleep: its process .* was killed by SIGKILL"):
+        waiting[0].get()
+    group.shutdown()
+
+
 def test_the_signal_that_ended_a_worker_is_named():
     group = start("brief", devices=1)
     with pytest.raises(WorkerError, match=r"was ended by SIGSEGV; last seen .*\n.*\n?.*SIGSEGV received"):

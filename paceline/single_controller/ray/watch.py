@@ -194,13 +194,8 @@ class CallWatch:
 
         The call's other ranks and the calls that take its result fail for the same reason; they are not reported again.
         """
-        first = self._failures[0].call.call_id
         deadline = time.monotonic() + SETTLE_SECONDS
-        while (
-            not any(failure.is_death for failure in self._failures)
-            and any(call.call_id == first for call in self._pending.values())
-            and time.monotonic() < deadline
-        ):
+        while self._cause_may_come() and time.monotonic() < deadline:
             self._poll(0.1)
         failure = min(self._failures, key=lambda failure: (failure.call.call_id, not failure.is_death))
         related = {failure.call.call_id}
@@ -212,6 +207,15 @@ class CallWatch:
                 self._told[call.result_id] = failure.error
         self._drop(lambda call: call.call_id in related)
         return failure.error
+
+    def _cause_may_come(self) -> bool:
+        """Whether an unfinished call may be what the failures so far follow from.
+
+        Of a process that died, Ray fails the calls in no order; the earliest is the one that it was at.
+        """
+        if dead := {failure.call.process for failure in self._failures if failure.is_death}:
+            return any(call.process in dead for call in self._pending.values())
+        return any(call.call_id == self._failures[0].call.call_id for call in self._pending.values())
 
     def _check_heartbeats(self) -> None:
         if time.monotonic() < self._next_heartbeat_check:

@@ -286,6 +286,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {f"{ROLLOUT}.trust_log_probs": True, f"{ACTOR}.tis_imp_ratio_cap": 2.0},
         f"{ROLLOUT}.trust_log_probs=True with {ACTOR}.tis_imp_ratio_cap=2.0",
     ),
+    (
+        {f"{ROLLOUT}.trust_log_probs": True, f"{ROLLOUT}.do_sample": False},
+        f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False",
+    ),
     # Placement
     ({"trainer.placement.name": "split"}, "trainer.placement.name=split wants at least two devices"),
     (

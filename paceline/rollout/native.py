@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from paceline.rollout.base import Completion, SamplingParams
 from paceline.rollout.kv_cache import GROUPED_SDPA, SlotCache
+from paceline.rollout.lean_forward import LeanForward, is_plain
 from paceline.rollout.model_rollout import ModelRollout
 from paceline.rollout.registry import register_rollout
 from paceline.rollout.sampling import choose_tokens, random_streams, uniforms
@@ -26,6 +28,8 @@ EFFICIENT_TOKENS = 512
 """From here on a pass of more tokens is hardly faster per token, so prompts of other lengths get one of their own."""
 PROGRESS_SECONDS = 10.0
 """Pause between two progress lines of a long generation."""
+Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, Cache], torch.Tensor]
+"""A forward pass; its arguments and its result are those of `LeanForward`."""
 
 
 @register_rollout("native")
@@ -38,16 +42,24 @@ class NativeRollout(ModelRollout):
     """
 
     def sample(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
+        if is_plain(self.model):
+            return _Generation(self, LeanForward(self.model), prompts, sampling, seeds).run()
         with _decoding_attention(self.model):
-            return _Generation(self, prompts, sampling, seeds).run()
+            return _Generation(self, partial(_last_logits, self.model), prompts, sampling, seeds).run()
 
 
 class _Generation:
     """One call of `generate`. A request goes from `waiting` to `ready`, when its prompt is computed, to `rows`."""
 
     def __init__(
-        self, engine: NativeRollout, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]
+        self,
+        engine: NativeRollout,
+        forward: Forward,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        seeds: list[int],
     ) -> None:
+        self.forward = forward
         self.model, self.pad_token_id, self.max_num_seqs = engine.model, engine.pad_token_id, engine.max_num_seqs
         self.sampling, self.eos = sampling, set() if sampling.ignore_eos else set(engine.eos_token_ids)
         self.prompts, self.streams = prompts, random_streams(seeds)
@@ -133,15 +145,10 @@ class _Generation:
         num_new, device = len(input_ids[0]), self.model.device
         columns = torch.arange(cache.get_mask_sizes(num_new, 0)[0], device=device)
         left = torch.tensor(padding, device=device)[:, None]
-        output = self.model(
-            input_ids=torch.tensor(input_ids, device=device),
-            attention_mask=columns >= left if any(padding) else None,
-            position_ids=(columns[-num_new:] - left).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return output.logits[:, -1]
+        tokens = torch.tensor(input_ids, device=device)
+        positions = (columns[-num_new:] - left).clamp(min=0)
+        visible = columns >= left if any(padding) else None
+        return self.forward(tokens, positions, visible, cache)
 
     def _choose(self, requests: list[int], logits: torch.Tensor) -> list[int]:
         """Append a token to each of these requests; gives the places in `requests` of those that have ended."""
@@ -159,6 +166,21 @@ class _Generation:
                 ended.append(place)
         self.progress.add(tokens=len(requests), responses=len(ended))
         return ended
+
+
+def _last_logits(
+    model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, cache: Cache
+) -> torch.Tensor:
+    """What `LeanForward` gives, by the forward pass of any model."""
+    output = model(
+        input_ids=input_ids,
+        attention_mask=visible,
+        position_ids=positions,
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.logits[:, -1]
 
 
 @contextmanager

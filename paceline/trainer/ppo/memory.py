@@ -26,6 +26,9 @@ FLOAT = 4
 """Bytes of a weight, a gradient, a moment, an activation: all are float32."""
 CHUNK_LOGITS = 2**24
 """Logits that exist at one time; `engine.logprobs.CHUNK_ELEMENTS`."""
+PACKED_ELEMENTS = 2**18
+"""Weights of a linear layer that the native rollout packs on a CPU; `rollout.lean_forward.PACKED_ELEMENTS`."""
+PACKED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 GIB = 2**30
 
 Head = Literal["language", "value", "score"]
@@ -90,6 +93,15 @@ class ModelSize:
     def key_value_bytes(self, sequences: int, tokens: int) -> int:
         """Keys and values of so many sequences of so many tokens."""
         return 2 * sequences * tokens * self.layers * self.key_value_width * FLOAT
+
+    def packed_bytes(self) -> int:
+        """The large linear layers once more, the head of tied embeddings too, where the native rollout packs them."""
+        return FLOAT * sum(
+            math.prod(shape)
+            for name, shape in self.shapes.items()
+            if len(shape) == 2 and math.prod(shape) >= PACKED_ELEMENTS and self.config["model_type"] in PACKED_MODELS
+            if not (name.endswith("embed_tokens.weight") and "lm_head.weight" in self.shapes)
+        )
 
     def activation_bytes(self, tokens: int, *, checkpointing: bool, head: Head) -> int:
         """What a forward pass keeps for the backward pass, and the logits of the head, of which a chunk exists."""
@@ -229,7 +241,11 @@ def _rollout(cfg: PPOConfig, size: ModelSize, pool: str, *, devices: int, shares
     cache = size.key_value_bytes(sequences, data.max_prompt_length + data.max_response_length)
     shared = shares_weights and rollout.name != "vllm"
     copy = {} if shared else {"weights": size.parameters() * FLOAT // rollout.tensor_model_parallel_size}
-    return RoleMemory("rollout", pool, copy, {"keys and values": cache})
+    working = {"keys and values": cache}
+    dtype = rollout.dtype or cfg.actor_rollout_ref.model.compute_dtype
+    if rollout.name == "native" and dtype == "float32" and (cfg.trainer.device or "cpu") == "cpu":
+        working["packed weights"] = size.packed_bytes()
+    return RoleMemory("rollout", pool, copy, working)
 
 
 def memory_table(plan: MemoryPlan, available: int | None) -> str:

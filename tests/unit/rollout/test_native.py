@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -12,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    Cache,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -76,19 +79,21 @@ class Pass:
     is_prefill: bool
 
 
-def watch(model: PreTrainedModel) -> list[Pass]:
-    """Filled with every forward pass from now on."""
+@contextmanager
+def watched() -> Iterator[list[Pass]]:
+    """Filled with every forward pass inside."""
     passes: list[Pass] = []
+    forward = native._Generation._forward
 
-    def note(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        rows, new = kwargs["input_ids"].shape
-        cache, mask = kwargs["past_key_values"], kwargs["attention_mask"]
+    def noting(generation: Any, input_ids: list[list[int]], padding: list[int], cache: Cache) -> torch.Tensor:
+        rows, new = len(input_ids), len(input_ids[0])
         columns = cache.get_mask_sizes(new, 0)[0]
-        tokens = rows * new if mask is None else int(mask[:, -new:].sum())
+        tokens = rows if new == 1 else rows * new - sum(padding)
         passes.append(Pass(rows, tokens, columns, is_prefill=columns == new))
+        return forward(generation, input_ids, padding, cache)
 
-    model.register_forward_pre_hook(note, with_kwargs=True)
-    return passes
+    with mock.patch.object(native._Generation, "_forward", noting):
+        yield passes
 
 
 @pytest.mark.parametrize("max_num_seqs", [2, 256])
@@ -124,8 +129,7 @@ def test_company_order_and_refills_change_no_response(lengths, copies, max_num_s
 
     numbers = list(range(len(requests)))
     order.shuffle(numbers)
-    passes = watch(model)
-    with mock.patch.object(native, "PREFILL_TOKENS", prefill_tokens):
+    with mock.patch.object(native, "PREFILL_TOKENS", prefill_tokens), watched() as passes:
         found = NativeRollout(model, eos, 0, max_num_seqs).generate(
             [requests[number][0] for number in numbers], sampling, [requests[number][1] for number in numbers]
         )
@@ -148,11 +152,9 @@ def test_the_same_call_gives_the_same_bits() -> None:
 
 
 def test_free_rows_go_to_the_next_requests_at_once() -> None:
-    model = make_model()
-    passes = watch(model)
-    found = NativeRollout(model, set(range(8)), 0, max_num_seqs=4).generate(
-        prompts_of(*[5] * 30), SamplingParams(25), list(range(30))
-    )
+    rollout = NativeRollout(make_model(), set(range(8)), 0, max_num_seqs=4)
+    with watched() as passes:
+        found = rollout.generate(prompts_of(*[5] * 30), SamplingParams(25), list(range(30)))
     lengths = [len(completion.token_ids) for completion in found]
     assert min(lengths) < 4 < 15 < max(lengths)
     steps = [a_pass.rows for a_pass in passes if not a_pass.is_prefill]
@@ -167,8 +169,8 @@ def test_a_long_response_among_short_ones() -> None:
     eos, sampling = {*range(2, 40)}, SamplingParams(120)
     alone = NativeRollout(model, eos, 0, 2000).generate([prompt] * 2000, sampling, list(range(2000)))
     seed = max(range(2000), key=lambda seed: len(alone[seed].token_ids))
-    passes = watch(model)
-    found = NativeRollout(model, eos, 0, max_num_seqs=2).generate([prompt, *others], sampling, [seed, *range(60)])
+    with watched() as passes:
+        found = NativeRollout(model, eos, 0, max_num_seqs=2).generate([prompt, *others], sampling, [seed, *range(60)])
     assert found[0].token_ids == alone[seed].token_ids
     assert found[0].log_probs == pytest.approx(alone[seed].log_probs, abs=1e-5)
     longest = max(2 + len(completion.token_ids) for completion in found)
@@ -178,17 +180,17 @@ def test_a_long_response_among_short_ones() -> None:
 
 def test_equal_prompts_are_computed_once_also_when_they_do_not_fit_together() -> None:
     model, [first, second] = make_model(), prompts_of(9, 4)
-    passes = watch(model)
     prompts = [first, first, second, first, first]
-    NativeRollout(model, {1}, 0, max_num_seqs=2).generate(prompts, SamplingParams(3, ignore_eos=True), [0] * 5)
+    with watched() as passes:
+        NativeRollout(model, {1}, 0, max_num_seqs=2).generate(prompts, SamplingParams(3, ignore_eos=True), [0] * 5)
     assert [(a_pass.rows, a_pass.tokens) for a_pass in passes if a_pass.is_prefill] == [(2, 13)]
 
 
 def test_prefill_is_split_by_tokens_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
     model, prompts = make_model(), prompts_of(9, 4, 5, 2, 9)
     monkeypatch.setattr(native, "PREFILL_TOKENS", 20)
-    passes = watch(model)
-    NativeRollout(model, {1}, 0).generate(prompts, SamplingParams(1), list(range(5)))
+    with watched() as passes:
+        NativeRollout(model, {1}, 0).generate(prompts, SamplingParams(1), list(range(5)))
     assert [(a_pass.rows, a_pass.tokens) for a_pass in passes] == [(2, 18), (3, 11)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -14,7 +16,10 @@ from paceline.engine.lora import LoraSpec
 from paceline.engine.model import ModelKind
 from paceline.engine.spec import EngineSpec
 from paceline.protocol import DataProto
+from paceline.rollout import lean_forward
+from paceline.rollout.lean_forward import LeanForward
 from paceline.trainer.main_ppo import dry_run_text
+from paceline.trainer.ppo import memory
 from paceline.trainer.ppo.memory import (
     CHUNK_LOGITS,
     GIB,
@@ -137,6 +142,25 @@ def test_the_cache_holds_full_length_responses_of_as_many_as_are_decoded_togethe
     assert cache == 2 * 4 * 30 * 3 * 2 * 16 * 4
 
 
+def test_on_a_cpu_the_native_rollout_packs_large_layers(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many numbers as it really packs."""
+    monkeypatch.setattr(memory, "PACKED_ELEMENTS", 64 * 64)
+    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 64 * 64)
+    engine, _ = trained_engine(model, "causal_lm")
+    with mock.patch.object(torch.ops.mkldnn, "_reorder_linear_weight", wraps=lambda weight, rows: weight) as packing:
+        LeanForward(engine.module)
+    packed = sum(4 * call.args[0].numel() for call in packing.call_args_list)
+
+    def working(*settings: str) -> dict[str, int]:
+        return next(
+            role for role in plan_memory(plan_of(model, *settings)).roles if role.role == "rollout"
+        ).while_working
+
+    assert working()["packed weights"] == packed > 0
+    for other in ("trainer.device=cuda", f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.dtype=bfloat16"):
+        assert "packed weights" not in working(other)
+
+
 def test_all_devices_of_a_cpu_node_share_its_memory_and_gpus_do_not(model: ModelConfig) -> None:
     overrides = ["trainer.n_gpus_per_node=4", "trainer.placement.name=split", "reward_model.enable=True"]
     overrides += [f"reward_model.model.path={model.path}", "actor_rollout_ref.actor.use_kl_loss=True"]
@@ -173,6 +197,7 @@ def test_this_machine_has_memory_and_no_device_that_it_has_not() -> None:
 
 def test_the_chunk_of_logits_is_that_of_the_engine() -> None:
     assert CHUNK_LOGITS == CHUNK_ELEMENTS
+    assert memory.PACKED_ELEMENTS == lean_forward.PACKED_ELEMENTS
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])

@@ -1,0 +1,75 @@
+"""The lean forward pass gives what the models' own does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from paceline.rollout import lean_forward
+from paceline.rollout.lean_forward import LeanForward, is_plain
+from tests.unit.rollout.test_native import ARCHITECTURES, make_model
+
+PLAIN = ["qwen2", "qwen3", "llama"]
+
+
+def own_logits(model: PreTrainedModel, ids: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """After the last position, without a cache."""
+    positions = (visible.cumsum(dim=1) - 1).clamp(min=0)
+    return model(input_ids=ids, attention_mask=visible, position_ids=positions, use_cache=False).logits[:, -1]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", [*PLAIN, "qwen2 with biases and an adapter"])
+@torch.no_grad()
+def test_prefill_and_steps_equal_the_models_own_pass(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1 if packed else 1 << 60)
+    torch.manual_seed(0)
+    model = make_model(name.split()[0])
+    for parameter in model.parameters():  # biases are 0 and norms are 1 at first
+        parameter += 0.05 * torch.randn_like(parameter)
+    if "adapter" in name:
+        lora = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+        model = inject_adapter_in_model(lora, model)
+    assert is_plain(model)
+    forward, cache = LeanForward(model), DynamicCache()
+    ids, left = torch.randint(2, 64, (3, 12)), torch.tensor([[0], [4], [7]])
+    columns = torch.arange(12)
+    visible = columns >= left
+    done = 0
+    for new in (9, 1, 1, 1):
+        end = done + new
+        given = (ids[:, done:end], (columns[done:end] - left).clamp(min=0), visible[:, :end], cache)
+        wanted = own_logits(model, ids[:, :end], visible[:, :end])
+        torch.testing.assert_close(forward(*given), wanted, rtol=1e-5, atol=1e-5)
+        done = end
+
+
+@torch.no_grad()
+def test_nothing_hidden_needs_no_mask() -> None:
+    model, ids = make_model(), torch.randint(2, 64, (2, 6), generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(6).expand(2, 6)
+    found = LeanForward(model)(ids, positions, None, DynamicCache())
+    torch.testing.assert_close(found, own_logits(model, ids, torch.ones_like(ids)), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_those_of_the_moment_and_no_copy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An update of the actor is seen by the next generation, which packs anew."""
+    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1)
+    model, ids = make_model(), torch.tensor([[5, 6, 7]])
+    positions = torch.arange(3).expand(1, 3)
+    with torch.no_grad():
+        before = LeanForward(model)(ids, positions, None, DynamicCache())
+        model.lm_head.weight *= 2
+        after = LeanForward(model)(ids, positions, None, DynamicCache())
+    torch.testing.assert_close(after, 2 * before)
+
+
+@pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {*PLAIN}))
+def test_what_is_not_plain_is_left_to_the_model(name: str) -> None:
+    assert not is_plain(make_model(name))
+
+
+def test_other_architectures_are_not_plain() -> None:
+    assert not is_plain(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=16)))

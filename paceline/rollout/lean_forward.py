@@ -18,18 +18,18 @@ from transformers import Cache, PreTrainedModel
 
 from paceline.rollout.kv_cache import grouped_sdpa
 
-_PLAIN = {f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
+PLAIN = {f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 PACKED_ELEMENTS = 2**18
 """Weights of a linear layer from which on packing them pays: a call of oneDNN costs some 40 microseconds."""
 _ROWS = 64
-"""What the order of packed weights is chosen for; it is as good for any number but one."""
+"""What the order of packed weights is chosen for; it is as good for any number but one, which goes without."""
 
 
 def is_plain(model: PreTrainedModel) -> bool:
     """Whether `LeanForward` computes what the model's own forward pass does."""
     config: Any = model.config
     return (
-        type(model).__name__ in _PLAIN
+        type(model).__name__ in PLAIN
         and type(model).__module__.startswith("transformers.models.")
         and config._attn_implementation == "sdpa"
         and getattr(config, "sliding_window", None) is None
@@ -50,8 +50,8 @@ class LeanForward:
         Args:
             input_ids: (rows, new), whose keys and values join the cache.
             positions: (rows, new).
-            visible: (rows, columns) bool, the columns of the cache, the new ones included, that a row attends to; None
-                for all. A new position attends to no later one.
+            visible: (rows, columns) bool, the columns of the cache, the new ones included, that a row attends to. A new
+                position attends to no later one. None for all, of an empty cache or of one new position.
         """
         hidden = self._body.embed_tokens(input_ids)
         rotation = self._body.rotary_emb(hidden, positions)
@@ -123,4 +123,10 @@ def _packed(linear: nn.Module) -> Callable[[Tensor], Tensor]:
         return linear
     weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
     multiply, bias = torch.ops.mkldnn._linear_pointwise, linear.bias
-    return lambda hidden: multiply(hidden, weight, bias, "none", [], "")
+
+    def apply(hidden: Tensor) -> Tensor:
+        if hidden.numel() == hidden.shape[-1]:
+            return linear(hidden)
+        return multiply(hidden, weight, bias, "none", [], "")
+
+    return apply

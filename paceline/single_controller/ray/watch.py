@@ -50,6 +50,8 @@ class Process:
     location: Location | None = None
     last_beat: Beat | None = None
     last_change: float = field(default_factory=time.monotonic)
+    death: tuple[str, str] | None = None
+    """What is known of its end: cause and last words."""
 
     def silent_seconds(self) -> float | None:
         """Seconds of silence when they exceed the limit, else None; by the driver's clock, as nodes' clocks differ."""
@@ -288,6 +290,8 @@ def _to_failure(call: PendingCall, error: RayError) -> Failure:
         return Failure(call, call.error(f"{type(error.cause).__name__}: {error.cause}", str(error)), is_death=False)
     process = call.process
     if isinstance(error, DEATHS):
-        message, last_words = explain_death(error, process.location, read_beat(process.heartbeat_key))
+        if process.death is None:  # each call that waited for it fails, and asking for its last words takes time
+            process.death = explain_death(error, process.location, read_beat(process.heartbeat_key))
+        message, last_words = process.death
         return Failure(call, call.error(message, last_words), is_death=True)
     return Failure(call, call.error(f"{type(error).__name__}: {error}"), is_death=False)

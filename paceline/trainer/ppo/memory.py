@@ -29,6 +29,7 @@ CHUNK_LOGITS = 2**24
 PACKED_ELEMENTS = 2**18
 """Weights of a linear layer that the native rollout packs on a CPU; `rollout.lean_forward.PACKED_ELEMENTS`."""
 PACKED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
+"""Those with a forward pass of their own there, unless they have sliding windows."""
 GIB = 2**30
 
 Head = Literal["language", "value", "score"]
@@ -58,13 +59,12 @@ class ModelSize:
 
     def adapter_parameters(self, rank: int, targets: str | list[str]) -> int:
         """Numbers of LoRA adapters of the linear layers with these names; all-linear are those of all layers."""
+        return sum(rank * sum(shape) for name, shape in self.shapes.items() if self._is_adapted(name, targets))
+
+    def _is_adapted(self, name: str, targets: str | list[str]) -> bool:
         wanted = [targets] if isinstance(targets, str) else targets
-        return sum(
-            rank * sum(shape)
-            for name, shape in self.shapes.items()
-            if len(shape) == 2 and any(part.isdigit() for part in name.split("."))
-            if wanted == ["all-linear"] or name.split(".")[-2] in wanted
-        )
+        is_linear = len(self.shapes[name]) == 2 and any(part.isdigit() for part in name.split("."))
+        return is_linear and (wanted == ["all-linear"] or name.split(".")[-2] in wanted)
 
     def gathered(self) -> int:
         """Numbers that a sharded model holds whole while it computes: two layers, and what is in no layer."""
@@ -94,13 +94,17 @@ class ModelSize:
         """Keys and values of so many sequences of so many tokens."""
         return 2 * sequences * tokens * self.layers * self.key_value_width * FLOAT
 
-    def packed_bytes(self) -> int:
-        """The large linear layers once more, the head of tied embeddings too, where the native rollout packs them."""
+    def packed_bytes(self, adapted: str | list[str]) -> int:
+        """What the native rollout packs: large linear layers without an adapter, and the head of tied embeddings."""
+        windows = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
+        if self.config["model_type"] not in PACKED_MODELS or windows:
+            return 0
+        inputs = {"model.embed_tokens.weight"} if "lm_head.weight" in self.shapes else set()
         return FLOAT * sum(
             math.prod(shape)
             for name, shape in self.shapes.items()
-            if len(shape) == 2 and math.prod(shape) >= PACKED_ELEMENTS and self.config["model_type"] in PACKED_MODELS
-            if not (name.endswith("embed_tokens.weight") and "lm_head.weight" in self.shapes)
+            if len(shape) == 2 and math.prod(shape) >= PACKED_ELEMENTS and name not in inputs
+            if not self._is_adapted(name, adapted)
         )
 
     def activation_bytes(self, tokens: int, *, checkpointing: bool, head: Head) -> int:
@@ -242,9 +246,11 @@ def _rollout(cfg: PPOConfig, size: ModelSize, pool: str, *, devices: int, shares
     shared = shares_weights and rollout.name != "vllm"
     copy = {} if shared else {"weights": size.parameters() * FLOAT // rollout.tensor_model_parallel_size}
     working = {"keys and values": cache}
-    dtype = rollout.dtype or cfg.actor_rollout_ref.model.compute_dtype
+    policy = cfg.actor_rollout_ref.model
+    dtype = rollout.dtype or policy.compute_dtype
     if rollout.name == "native" and dtype == "float32" and (cfg.trainer.device or "cpu") == "cpu":
-        working["packed weights"] = size.packed_bytes()
+        # A copy of the actor's weights has its adapters merged.
+        working["packed weights"] = size.packed_bytes(policy.target_modules if shared and policy.lora_rank else [])
     return RoleMemory("rollout", pool, copy, working)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from paceline.rollout import lean_forward
+from paceline.rollout import lean_forward, native
+from paceline.rollout.base import SamplingParams
 from paceline.rollout.lean_forward import LeanForward, is_plain
 from tests.unit.rollout.test_native import ARCHITECTURES, make_model
 
-PLAIN = ["qwen2", "qwen3", "llama"]
+PLAIN = ["qwen2", "qwen3", "llama", "mistral", "llama with everything"]
 
 
 def own_logits(model: PreTrainedModel, ids: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
@@ -21,12 +24,12 @@ def own_logits(model: PreTrainedModel, ids: torch.Tensor, visible: torch.Tensor)
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", [*PLAIN, "qwen2 with biases and an adapter"])
+@pytest.mark.parametrize("name", [*PLAIN, "qwen2 and an adapter"])
 @torch.no_grad()
 def test_prefill_and_steps_equal_the_models_own_pass(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1 if packed else 1 << 60)
     torch.manual_seed(0)
-    model = make_model(name.split()[0])
+    model = make_model(name.removesuffix(" and an adapter"))
     for parameter in model.parameters():  # biases are 0 and norms are 1 at first
         parameter += 0.05 * torch.randn_like(parameter)
     if "adapter" in name:
@@ -54,16 +57,37 @@ def test_nothing_hidden_needs_no_mask() -> None:
     torch.testing.assert_close(found, own_logits(model, ids, torch.ones_like(ids)), rtol=1e-5, atol=1e-5)
 
 
-def test_weights_are_those_of_the_moment_and_no_copy_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An update of the actor is seen by the next generation, which packs anew."""
+@torch.no_grad()
+def test_under_autocast_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1)
-    model, ids = make_model(), torch.tensor([[5, 6, 7]])
-    positions = torch.arange(3).expand(1, 3)
+    model, ids = make_model(), torch.randint(2, 64, (2, 6), generator=torch.Generator().manual_seed(1))
+    positions = torch.arange(6).expand(2, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = LeanForward(model)(ids, positions, None, DynamicCache())
+        wanted = own_logits(model, ids, torch.ones_like(ids))
+    torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+    assert found.dtype == torch.bfloat16
+
+
+def test_each_generation_packs_the_weights_of_its_moment_and_keeps_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1)
+    made: list[weakref.ref[LeanForward]] = []
+
+    def noting(model: PreTrainedModel) -> LeanForward:
+        forward = LeanForward(model)
+        made.append(weakref.ref(forward))
+        return forward
+
+    monkeypatch.setattr(native, "LeanForward", noting)
+    model, prompts = make_model(), [[5, 6, 7], [8, 9]]
+    rollout = native.NativeRollout(model, {1}, 0)
+    greedy = SamplingParams(4, do_sample=False)
+    before = rollout.generate(prompts, greedy, [0, 0])
     with torch.no_grad():
-        before = LeanForward(model)(ids, positions, None, DynamicCache())
-        model.lm_head.weight *= 2
-        after = LeanForward(model)(ids, positions, None, DynamicCache())
-    torch.testing.assert_close(after, 2 * before)
+        model.lm_head.weight.neg_()  # what was least likely is most likely now
+    after = rollout.generate(prompts, greedy, [0, 0])
+    assert [completion.token_ids[0] for completion in before] != [completion.token_ids[0] for completion in after]
+    assert [forward() for forward in made] == [None, None]
 
 
 @pytest.mark.parametrize("name", sorted({*ARCHITECTURES} - {*PLAIN}))

@@ -48,6 +48,24 @@ ARCHITECTURES = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, head_dim=8, sliding_window=None)),
+    "llama with everything": lambda: LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES,
+            head_dim=16,
+            attention_bias=True,
+            mlp_bias=True,
+            tie_word_embeddings=True,
+            rope_parameters={
+                "rope_type": "llama3",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        )
+    ),
     "mistral, window 8": lambda: MistralForCausalLM(MistralConfig(**SIZES, head_dim=8, sliding_window=8)),
     "qwen2, window 8 in one layer": lambda: Qwen2ForCausalLM(
         Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=8, max_window_layers=1)
@@ -213,8 +231,13 @@ def test_bfloat16_is_computed_under_one_autocast_and_changes_no_weight(trains: b
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_shared_model_is_left_as_it_was_found_and_can_train_on() -> None:
-    model = make_model().train()
+BOTH_PASSES = pytest.mark.parametrize("name", ["qwen2", "mistral, window 8"])
+"""The engine's own forward pass, and the model's."""
+
+
+@BOTH_PASSES
+def test_shared_model_is_left_as_it_was_found_and_can_train_on(name: str) -> None:
+    model = make_model(name).train()
     model.gradient_checkpointing_enable()
     model.model.norm.eval()
     modes = [module.training for module in model.modules()]
@@ -228,8 +251,9 @@ def test_shared_model_is_left_as_it_was_found_and_can_train_on() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter is not frozen)
 
 
-def test_failure_while_decoding_leaves_the_model_as_it_was() -> None:
-    model = make_model().train()
+@BOTH_PASSES
+def test_failure_while_decoding_leaves_the_model_as_it_was(name: str) -> None:
+    model = make_model(name).train()
     with pytest.raises(IndexError):
         NativeRollout(model, {1}, 0).generate([[5, 10_000]], SamplingParams(4), [0])
     assert model.training
@@ -246,8 +270,9 @@ def test_broken_weights_are_an_error_and_no_response(bad: float, do_sample: bool
         NativeRollout(model, {1}, 0).generate(prompts_of(5, 3), SamplingParams(4, do_sample=do_sample), [0, 1])
 
 
-def test_dropout_has_no_part_in_sampling() -> None:
-    model = ARCHITECTURES["llama"]()
+@BOTH_PASSES
+def test_dropout_has_no_part_in_sampling(name: str) -> None:
+    model = ARCHITECTURES[name]()
     model.config.attention_dropout = 0.9
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.9

@@ -157,6 +157,17 @@ def test_on_a_cpu_the_native_rollout_packs_large_layers(model: ModelConfig, monk
         ).while_working
 
     assert working()["packed weights"] == packed > 0
+    lora = (
+        "actor_rollout_ref.model.lora_rank=4",
+        "actor_rollout_ref.model.target_modules=[gate_proj,up_proj,down_proj]",
+    )
+    shared = working(*lora, "actor_rollout_ref.actor.strategy=local")["packed weights"]
+    copied = working(*lora, "trainer.n_gpus_per_node=2")["packed weights"]
+    assert 0 < shared < copied == packed
+    size = read_model_size(model)
+    assert size is not None
+    windows = {"sliding_window": 8, "use_sliding_window": True}
+    assert ModelSize(size.shapes, {**size.config, **windows}).packed_bytes([]) == 0
     for other in ("trainer.device=cuda", f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.dtype=bfloat16"):
         assert "packed weights" not in working(other)
 
@@ -198,6 +209,7 @@ def test_this_machine_has_memory_and_no_device_that_it_has_not() -> None:
 def test_the_chunk_of_logits_is_that_of_the_engine() -> None:
     assert CHUNK_LOGITS == CHUNK_ELEMENTS
     assert memory.PACKED_ELEMENTS == lean_forward.PACKED_ELEMENTS
+    assert {f"{name}forcausallm" for name in memory.PACKED_MODELS} == {name.lower() for name in lean_forward.PLAIN}
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import pytest
 from tests.runs import as_overrides, base_config, make_material, read_metrics
 
 PATIENCE_SECONDS = 120
+Start = Callable[..., subprocess.Popen]
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +24,29 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_material(tmp_path_factory.mktemp("material"))
 
 
-def start(material: Path, run_dir: Path, **changes: object) -> subprocess.Popen:
-    command = [
-        sys.executable,
-        "-m",
-        "paceline.trainer.main_ppo",
-        *as_overrides(base_config(material, run_dir, **changes)),
-    ]
-    with (run_dir.parent / "output.txt").open("w") as output:
-        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+@pytest.fixture
+def start(material: Path) -> Iterator[Start]:
+    """Starts a run; one that did not end, though it should have, does so after the test."""
+    started: list[subprocess.Popen] = []
+
+    def heed_ctrl_c() -> None:  # what starts in the background of a shell ignores it, and so would its children
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    def start(run_dir: Path, **changes: object) -> subprocess.Popen:
+        command = [sys.executable, "-m", "paceline.trainer.main_ppo"]
+        command += as_overrides(base_config(material, run_dir, **changes))
+        with (run_dir.parent / "output.txt").open("w") as output:
+            started.append(
+                subprocess.Popen(
+                    command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=heed_ctrl_c
+                )
+            )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int) -> None:
@@ -56,9 +72,9 @@ def assert_gone(processes: list[psutil.Process]) -> None:
     assert not [process.cmdline() for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_no_process_behind(start: Start, tmp_path: Path) -> None:
     """Ctrl-C in a terminal reaches the whole process group."""
-    process = start(material, tmp_path / "run", trainer__total_training_steps=100000)
+    process = start(tmp_path / "run", trainer__total_training_steps=100000)
     wait_for_step(process, tmp_path / "run", step=1)
     children = descendants(process)
     assert any("ray::" in " ".join(child.cmdline()) for child in children)
@@ -69,10 +85,10 @@ def test_an_interrupted_run_leaves_no_process_behind(material: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_terminated_run_saves_its_last_step_if_asked_to(material: Path, tmp_path: Path) -> None:
+def test_a_terminated_run_saves_its_last_step_if_asked_to(start: Start, tmp_path: Path) -> None:
     """A scheduler's SIGTERM, which reaches the launching process alone."""
     run_dir = tmp_path / "run"
-    process = start(material, run_dir, trainer__total_training_steps=100000, trainer__save_on_interrupt=True)
+    process = start(run_dir, trainer__total_training_steps=100000, trainer__save_on_interrupt=True)
     wait_for_step(process, run_dir, step=1)
     children = descendants(process)
     process.send_signal(signal.SIGTERM)
@@ -86,10 +102,9 @@ def test_a_terminated_run_saves_its_last_step_if_asked_to(material: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(material: Path, tmp_path: Path) -> None:
+def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(start: Start, tmp_path: Path) -> None:
     """A learning rate that breaks the weights in the first optimizer step."""
     process = start(
-        material,
         tmp_path / "run",
         trainer__total_training_steps=100000,
         actor_rollout_ref__actor__optim__lr=1e20,

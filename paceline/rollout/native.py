@@ -54,12 +54,12 @@ class _Generation:
     def __init__(
         self,
         engine: NativeRollout,
-        forward: Forward,
+        last_logits: Forward,
         prompts: list[list[int]],
         sampling: SamplingParams,
         seeds: list[int],
     ) -> None:
-        self.forward = forward
+        self.last_logits = last_logits
         self.model, self.pad_token_id, self.max_num_seqs = engine.model, engine.pad_token_id, engine.max_num_seqs
         self.sampling, self.eos = sampling, set() if sampling.ignore_eos else set(engine.eos_token_ids)
         self.prompts, self.streams = prompts, random_streams(seeds)
@@ -148,7 +148,7 @@ class _Generation:
         tokens = torch.tensor(input_ids, device=device)
         positions = (columns[-num_new:] - left).clamp(min=0)
         visible = columns >= left if any(padding) else None
-        return self.forward(tokens, positions, visible, cache)
+        return self.last_logits(tokens, positions, visible, cache)
 
     def _choose(self, requests: list[int], logits: torch.Tensor) -> list[int]:
         """Append a token to each of these requests; gives the places in `requests` of those that have ended."""

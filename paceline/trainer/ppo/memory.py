@@ -97,7 +97,7 @@ class ModelSize:
     def packed_bytes(self, adapted: str | list[str]) -> int:
         """What the native rollout packs: large linear layers without an adapter, and the head of tied embeddings."""
         windows = self.config.get("sliding_window") and self.config.get("use_sliding_window", True)
-        if self.config["model_type"] not in PACKED_MODELS or windows:
+        if self.config.get("model_type") not in PACKED_MODELS or windows:
             return 0
         inputs = {"model.embed_tokens.weight"} if "lm_head.weight" in self.shapes else set()
         return FLOAT * sum(

@@ -168,6 +168,7 @@ def test_on_a_cpu_the_native_rollout_packs_large_layers(model: ModelConfig, monk
     assert size is not None
     windows = {"sliding_window": 8, "use_sliding_window": True}
     assert ModelSize(size.shapes, {**size.config, **windows}).packed_bytes([]) == 0
+    assert ModelSize(size.shapes, {}).packed_bytes([]) == 0
     for other in ("trainer.device=cuda", f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.dtype=bfloat16"):
         assert "packed weights" not in working(other)
 
@@ -206,7 +207,7 @@ def test_this_machine_has_memory_and_no_device_that_it_has_not() -> None:
         assert available_memory("cuda") is None
 
 
-def test_the_chunk_of_logits_is_that_of_the_engine() -> None:
+def test_the_sizes_are_those_of_the_engines() -> None:
     assert CHUNK_LOGITS == CHUNK_ELEMENTS
     assert memory.PACKED_ELEMENTS == lean_forward.PACKED_ELEMENTS
     assert {f"{name}forcausallm" for name in memory.PACKED_MODELS} == {name.lower() for name in lean_forward.PLAIN}

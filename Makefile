@@ -77,7 +77,7 @@ quickstart: $(READY)
 	$(BIN)/paceline quickstart $(ARGS)
 
 bench: $(READY)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --output docs/measured.md
 
 # What benchmarks.ppo_step and benchmarks.transport are compared with, each in an environment of its own.
 bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))

@@ -18,7 +18,8 @@ import numpy as np
 import ray
 import torch
 
-from benchmarks.timing import print_ratios, take_turns
+from benchmarks.table import report
+from benchmarks.timing import take_turns
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -70,7 +71,7 @@ def compare(title: str, ours: Callable[[], object], plain: Callable[[], object],
     """Print milliseconds of both; `per` is how often a call repeats its work."""
     taken = take_turns({"paceline": ours, "plain Ray": plain}, repeats)
     milliseconds = {name: [1000 * value / per for value in seconds] for name, seconds in taken.items()}
-    print_ratios(title, milliseconds, "ms", of="paceline")
+    report(title, milliseconds, "ms", of="paceline")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from benchmarks.timing import print_ratios
+from benchmarks.table import report
 from paceline.config import DataConfig
 from paceline.data import RLHFDataset
 from paceline.data.tokenizer import load_tokenizer
@@ -111,9 +111,8 @@ def main() -> None:
                     speeds[way].append(args.rows / result["seconds"])
                     memory[way].append(result["megabytes"])
         assert len(kept) == 1, f"the ways kept different numbers of rows: {kept}"
-        print(f"{args.rows:,} rows, {kept.pop():,} kept, {args.rounds} processes of each in turns")
-        print_ratios("reading prompts", speeds, "rows/s", of="paceline")
-        print_ratios("memory", memory, "MB", of="paceline")
+        report(f"reading {args.rows:,} chats", speeds, "rows/s", of="paceline")
+        report(f"memory of {args.rows:,} chats", memory, "MB", of="paceline")
 
 
 if __name__ == "__main__":

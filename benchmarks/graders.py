@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 import math_verify
 
-from benchmarks.timing import print_ratios, take_turns
+from benchmarks.table import report
+from benchmarks.timing import take_turns
 from paceline.rewards.score import code, gsm8k, hellaswag, math
 
 FILLER = "First we add the apples and then the pears, 3 and 4 make 7. "
@@ -111,7 +112,7 @@ def main() -> None:
         assert answers[0] == answers[1], f"{name}: the two ways give different scores"
         taken = take_turns(both, args.repeats)
         speeds = {way: [count / value for value in seconds] for way, seconds in taken.items()}
-        print_ratios(f"{name}, {count:,} responses", speeds, "responses/s", of="paceline")
+        report(f"grading {name}", speeds, "responses/s", of="paceline")
 
 
 if __name__ == "__main__":

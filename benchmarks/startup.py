@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from benchmarks.timing import print_ratios
+from benchmarks.table import report
 
 COMMANDS = ("quickstart", "train", "data", "report", "export", "doctor", "config", "rollout")
 MISTAKES = ("algorithm.adv_estimator=gea", "trainer.nnodes=0", "data.train_files=nowhere.parquet")
@@ -53,8 +53,8 @@ def main() -> None:
             if turn:  # The first is for the disk's cache.
                 cpu[name].append(taken[0])
                 wall[name].append(taken[1])
-    print_ratios("CPU time", cpu, "s", of="python -c pass")
-    print_ratios("wall time", wall, "s", of="python -c pass")
+    report("start, CPU time", cpu, "s", of="python -c pass")
+    report("start, wall time", wall, "s", of="python -c pass")
 
 
 if __name__ == "__main__":

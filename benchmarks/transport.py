@@ -1,9 +1,8 @@
 """What sending a batch through Ray costs: a DataProto against dicts of the same columns, numpy arrays and tensors.
 
 Measured in turns, so that other work on the machine meets all alike: the time to put a batch and have an actor read
-one column of it (send), and to get it back from there too (round trip). Prints the median and the quartiles of each,
-and the ratio of the medians to numpy's; the goal is a ratio of at most 1.2. On a loaded machine ratios of 20
-measurements were seen between 0.86 and 1.25; use more --repeats there.
+one column of it (send), and to get it back from there too (round trip). The goal is a ratio to numpy of at most 1.2. On
+a loaded machine ratios of 20 measurements were seen between 0.86 and 1.25; use more --repeats there.
 
 verl's DataProto is measured in the same way in an environment of its own (`make bench-peers`), with numpy beside it
 there; it is left out where that environment is missing.
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import statistics
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -25,11 +23,11 @@ import numpy as np
 import ray
 import torch
 
+from benchmarks.table import remark, report
 from benchmarks.timing import take_turns
 
 ROOT = Path(__file__).parents[1]
 VERL_PYTHON = ROOT / ".peers" / "verl" / "bin" / "python"
-GOAL = 1.2
 PROMPT, RESPONSE = 512, 1024
 
 
@@ -84,30 +82,28 @@ def main() -> None:
         object_store_memory=int(6e6 * max(args.megabytes)) + 2**27,
     )
     peer = Peer.remote()
-    print(f"{'':<28}{'median':>10}{'quartiles':>22}{'ratio':>8}   (ms; ratio to numpy, goal {GOAL})")
+    own = f"{args.package}'s DataProto"
     for megabytes in args.megabytes:
         columns = make_columns(megabytes)
         sent = {
             "numpy": ({name: column.numpy() for name, column in columns.items()}, peer.total),
             "tensors": (columns, peer.total),
-            f"{args.package}.DataProto": (proto_class.from_dict(columns), peer.total_of_proto),
+            own: (proto_class.from_dict(columns), peer.total_of_proto),
         }
-        seconds = take_turns(
-            {
-                f"{kind} {name}": partial(send, batch, peer.echo if kind == "round trip" else read)
-                for kind in ("send", "round trip")
-                for name, (batch, read) in sent.items()
-            },
-            args.repeats,
-        )
-        size = sum(column.nbytes for column in columns.values()) / 1e6
-        print(f"{size:.1f} MB, {len(columns['values'])} rows, {args.repeats} of each in turns")
-        for name, taken in seconds.items():
-            low, middle, high = (1e3 * value for value in statistics.quantiles(taken, n=4))
-            baseline = 1e3 * statistics.median(seconds[name.rpartition(" ")[0] + " numpy"])
-            print(f"  {name:<26}{middle:10.1f}{f'{low:.1f} .. {high:.1f}':>22}{middle / baseline:8.2f}", flush=True)
+        for kind in ("send", "round trip"):
+            taken = take_turns(
+                {
+                    name: partial(send, batch, peer.echo if kind == "round trip" else read)
+                    for name, (batch, read) in sent.items()
+                },
+                args.repeats,
+            )
+            milliseconds = {name: [1e3 * value for value in seconds] for name, seconds in taken.items()}
+            report(f"{megabytes} MB through Ray, {kind}, {args.package}", milliseconds, "ms", of=own)
     ray.shutdown()
-    if args.package == "paceline" and VERL_PYTHON.exists():
+    if args.package == "paceline" and not VERL_PYTHON.exists():
+        remark("verl's DataProto is left out: `make bench-peers` installs it.")
+    elif args.package == "paceline":
         sizes = [str(megabytes) for megabytes in args.megabytes]
         command = [VERL_PYTHON, "-m", "benchmarks.transport", "--package", "verl", "--repeats", str(args.repeats)]
         subprocess.run([*command, "--megabytes", *sizes], cwd=ROOT, check=True)

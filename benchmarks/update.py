@@ -29,7 +29,8 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.timing import compare, print_header
+from benchmarks.table import remark, report
+from benchmarks.timing import take_turns
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import Engine, EngineSpec, get_engine
 from paceline.protocol import DataProto
@@ -110,20 +111,19 @@ def compare_speed(args: argparse.Namespace) -> None:
         save_model(folder, hidden=args.hidden, layers=args.layers, vocabulary=args.vocabulary)
         engines = {packed: make_engine(folder, packed=packed) for packed in (False, True)}
     parameters = sum(parameter.numel() for parameter in engines[False].model.parameters())
-    print(
-        f"{parameters / 1e6:.1f} M parameters, vocabulary {args.vocabulary}, {args.rows} rows in micro-batches of "
-        f"{args.micro_rows} rows or {args.micro_tokens} tokens, {args.threads} thread(s), "
-        f"{args.repeats} of each in turns"
+    remark(
+        f"Update: {parameters / 1e6:.1f} M parameters, vocabulary {args.vocabulary}, {args.rows} rows in micro-batches "
+        f"of {args.micro_rows} rows or {args.micro_tokens} tokens, {args.threads} thread(s), "
+        f"{args.repeats} of each in turns."
     )
-    print_header()
     for workload, lengths in make_workloads(args.rows).items():
         data = make_batch(lengths, args.vocabulary)
-        compare(
-            workload,
-            {way.name: partial(update, engines[way.packed], data, way, args) for way in WAYS},
-            tokens=int(data.batch["attention_mask"].sum()),
-            repeats=args.repeats,
+        tokens = int(data.batch["attention_mask"].sum())
+        taken = take_turns(
+            {way.name: partial(update, engines[way.packed], data, way, args) for way in WAYS}, args.repeats
         )
+        speeds = {name: [tokens / value for value in seconds] for name, seconds in taken.items()}
+        report(f"update, {workload} lengths", speeds, "tokens/s", of=WAYS[-1].name)
 
 
 def update(engine: Engine, data: DataProto, way: Way, args: argparse.Namespace) -> None:
@@ -154,13 +154,21 @@ def _resident(field: str) -> float:
 
 def compare_memory(args: argparse.Namespace) -> None:
     logits = args.large_vocabulary * args.large_tokens * 4 / 2**20
-    print(f"\nvocabulary {args.large_vocabulary}, {args.large_tokens} response tokens: {logits:,.0f} MiB of logits")
-    print(f"{'':<28}{'peak MiB':>10}{'seconds':>20}")
-    for way in ("whole", "chunks"):
-        command = [sys.executable, "-m", "benchmarks.update", "--measure", way, "--threads", str(args.threads)]
-        command += ["--large-vocabulary", str(args.large_vocabulary), "--large-tokens", str(args.large_tokens)]
-        seen = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-        print(f"{'logits: ' + way:<28}{seen['mib']:10,.0f}{seen['seconds']:20.1f}")
+    remark(
+        f"Logits: vocabulary {args.large_vocabulary:,}, {args.large_tokens:,} response tokens, {logits:,.0f} MiB of "
+        "logits; what an update peaks at above what it holds anyway, in processes of their own."
+    )
+    memory: dict[str, list[float]] = {"whole": [], "chunks": []}
+    seconds: dict[str, list[float]] = {"whole": [], "chunks": []}
+    for _ in range(3):
+        for way in memory:
+            command = [sys.executable, "-m", "benchmarks.update", "--measure", way, "--threads", str(args.threads)]
+            command += ["--large-vocabulary", str(args.large_vocabulary), "--large-tokens", str(args.large_tokens)]
+            seen = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            memory[way].append(seen["mib"])
+            seconds[way].append(seen["seconds"])
+    report("update, logits", memory, "MiB", of="chunks")
+    report("update, logits", seconds, "s", of="chunks")
 
 
 def main() -> None:

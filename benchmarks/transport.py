@@ -29,6 +29,8 @@ from benchmarks.timing import take_turns
 ROOT = Path(__file__).parents[1]
 VERL_PYTHON = ROOT / ".peers" / "verl" / "bin" / "python"
 PROMPT, RESPONSE = 512, 1024
+LARGE = 64
+"""Megabytes from which on a batch takes long enough for few measurements; smaller ones are seen to vary twofold."""
 
 
 def make_columns(megabytes: int) -> dict[str, torch.Tensor]:
@@ -69,7 +71,9 @@ def send(batch: Any, method: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[16, 256], help="sizes of the batch")
-    parser.add_argument("--repeats", type=int, default=20, help="measurements of each")
+    parser.add_argument(
+        "--repeats", type=int, default=20, help="measurements of each; four times as many of small ones"
+    )
     parser.add_argument("--package", default="paceline", help="whose DataProto")
     args = parser.parse_args()
     proto_class = importlib.import_module(args.package).DataProto
@@ -96,7 +100,7 @@ def main() -> None:
                     name: partial(send, batch, peer.echo if kind == "round trip" else read)
                     for name, (batch, read) in sent.items()
                 },
-                args.repeats,
+                args.repeats * (1 if megabytes > LARGE else 4),
             )
             milliseconds = {name: [1e3 * value for value in seconds] for name, seconds in taken.items()}
             report(f"{megabytes} MB through Ray, {kind}, {args.package}", milliseconds, "ms", of=own)

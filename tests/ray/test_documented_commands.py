@@ -22,13 +22,17 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((RO
 PROGRAMS = r"(?:\.backends/megatron/bin/)?(?:python|paceline|make|pip|ray|touch|git|source|examples/\S+\.sh)"
 COMMAND = re.compile(rf"    (?:\.venv/bin/)?({PROGRAMS} .+)$")
 
+SMOLLM2 = "test_a_prepared_model_answers_and_takes_a_step_of_grpo_and_ppo_in_both_placements"
 ELSEWHERE = {
     "make test": ".ci/run",
     "make backend-": "Makefile",  # test-backends makes them all
     "python examples/reward_model/demo.py": "test_the_reward_model_example_teaches_a_policy",
     "python examples/split_placement/main_ppo_split.py": "test_the_split_example_trains_on_two_pools",
-    "python examples/smollm2_gsm8k/prepare.py": "test_a_prepared_model_takes_a_step_of_grpo_and_of_ppo",
-    "examples/smollm2_gsm8k/run_grpo.sh ~/smollm2": "test_a_prepared_model_takes_a_step_of_grpo_and_of_ppo",
+    "python examples/smollm2_gsm8k/prepare.py": SMOLLM2,
+    "examples/smollm2_gsm8k/run_grpo.sh ~/smollm2": SMOLLM2,
+    "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2": SMOLLM2,
+    "paceline rollout --model ~/smollm2": SMOLLM2,
+    "paceline report ~/smollm2/grpo": SMOLLM2,
     "paceline train ray_kwargs.ray_init.address=auto": (
         "test_a_split_run_over_two_nodes_survives_the_loss_of_one_and_equals_a_run_in_one_process"
     ),
@@ -36,14 +40,11 @@ ELSEWHERE = {
         "test_the_documented_command_needs_no_other_overrides"
     ),
     ".backends/megatron/bin/paceline train": "test_a_run_trains_as_with_fsdp2_in_every_placement",
-    "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2": "test_a_prepared_model_takes_a_step_of_grpo_and_of_ppo",
     "touch runs/paceline/ppo/stop": "test_a_run_that_was_asked_to_end_saves_and_goes_on_later",
 }
 """What a command begins with, and who runs it, the longer ones with fewer steps."""
-LONG = "minutes a step; docs/smollm2.md says what was tried by hand"
 NOT_RUN = {
-    "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2 ": LONG,
-    "examples/smollm2_gsm8k/run_grpo.sh ~/smollm2 ": LONG,
+    "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2 data.train_files": "minutes a step; docs/smollm2.md has runs by hand",
     "paceline COMMAND": "a pattern",
     "python -m paceline.trainer.main_ppo key=value": "a pattern",
     "git clone <this repository>": "needs to know where",
@@ -53,8 +54,6 @@ NOT_RUN = {
     "ray start": "takes the machine's ports, and only `ray stop` ends it: with every other Ray there",
     "ray job": "needs the Ray of `ray start`",
     "python -m paceline.trainer.main_ppo ray_kwargs.ray_init.address=auto": "needs KubeRay",
-    "paceline report ~/smollm2/grpo": "needs the run before it",
-    "paceline rollout --model ~/smollm2": "needs the model of that example",
 }
 SMALL = (
     "actor_rollout_ref.model.path=model data.train_files=train.parquet data.train_batch_size=4 "

@@ -89,7 +89,7 @@ COLUMNS: dict[str, Column] = {
             "reward_baselines",
             ("B",),
             "float32",
-            "compute_baselines",
+            "score_baselines",
             ("compute_advantages",),
             "score of the greedy response to the same prompt",
         ),

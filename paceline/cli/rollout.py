@@ -92,7 +92,7 @@ def find_model(model: str, step: int | None) -> Origin:
         if config.actor_rollout_ref.model.path is None:
             raise ConfigError(f"--step 0 asks for the model that {run_dir} began with, but {saved} names none.")
         return Origin(config.actor_rollout_ref.model.path, config, is_run=True)
-    steps = sorted(int(path.parent.parent.name.removeprefix("global_step_")) for path in _saved_actors(run_dir))
+    steps = sorted(int(actor.parent.name.removeprefix("global_step_")) for actor in _saved_actors(run_dir))
     if not steps or (step is not None and step not in steps):
         raise ConfigError(
             f"{run_dir} has {f'no checkpoint of step {step}' if step is not None else 'no checkpoint'}; it has "
@@ -103,7 +103,11 @@ def find_model(model: str, step: int | None) -> Origin:
 
 
 def _saved_actors(run_dir: Path) -> list[Path]:
-    return list((run_dir / "checkpoints").glob("global_step_*/actor/config.json"))
+    """Folders of the policies that were saved; a run with LoRA saves the adapter alone."""
+    from paceline.engine.lora import ADAPTER_CONFIG
+
+    actors = (run_dir / "checkpoints").glob("global_step_*/actor")
+    return [actor for actor in actors if any((actor / name).is_file() for name in ("config.json", ADAPTER_CONFIG))]
 
 
 def read_prompts(arguments: argparse.Namespace, config: PPOConfig, tokenizer: Any) -> dict[str, Any]:
@@ -143,7 +147,6 @@ def _row(text: str, tokenizer: Any, longest: int) -> dict[str, Any]:
 
 def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any], tokenizer: Any) -> DataProto:
     """n responses to each prompt, with the labels of its row."""
-    from paceline.engine.model import build_model
     from paceline.rollout.base import RolloutSpec, SamplingParams
     from paceline.rollout.postprocess import prompt_token_lists, to_batch
     from paceline.rollout.registry import get_rollout
@@ -158,7 +161,7 @@ def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any
     engine = get_rollout("native").from_spec(
         RolloutSpec(
             model=model,
-            module=lambda: build_model(model, "causal_lm", train=False).to(device),
+            module=lambda: _read(origin).to(device),
             config=usual,
             max_prompt_length=prompts["input_ids"].shape[-1],
             max_response_length=max_tokens,
@@ -177,6 +180,17 @@ def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any
     requests, labels = make_requests(prompts, n=arguments.n, seed=arguments.seed, purpose="rollout", step=0)
     completions = engine.generate(prompt_token_lists(requests), sampling, requests.batch["seeds"].tolist())
     return labels.union(to_batch(requests, completions, max_tokens, tokenizer.pad_token_id))
+
+
+def _read(origin: Origin) -> Any:
+    """The model; that of a run with LoRA is merged with its adapter."""
+    from paceline.engine.lora import ADAPTER_CONFIG
+    from paceline.engine.model import build_model
+    from paceline.trainer.export import merged_policy
+
+    if (Path(origin.model) / ADAPTER_CONFIG).is_file():
+        return merged_policy(origin.config, Path(origin.model))
+    return build_model(replace(origin.config.actor_rollout_ref.model, path=origin.model), "causal_lm", train=False)
 
 
 def score(config: PPOConfig, batch: DataProto, tokenizer: Any) -> list[dict[str, Any]]:

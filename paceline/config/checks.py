@@ -365,10 +365,12 @@ def _check_data(cfg: PPOConfig) -> Iterator[str]:
 
 
 def _check_columns(cfg: PPOConfig) -> Iterator[str]:
-    """What the footers of the data files say: no row, no prompts, less than a batch."""
+    """What the footers of the data files say: no row, no prompts, less than a batch, no such column to keep."""
     data = cfg.data
+    seen: set[str] = set()
     for key in ("data.train_files", "data.val_files"):
         footers = {file: footer for file in data_files(_get(cfg, key)) if (footer := parquet_footer(file))}
+        seen.update(name for _, columns in footers.values() for name in columns)
         lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]
         if lacking and data.prompt_key:
             columns = footers[lacking[0]][1]
@@ -384,6 +386,11 @@ def _check_columns(cfg: PPOConfig) -> Iterator[str]:
                 f"data.drop_last=True leaves nothing to train on: {key} has {rows} rows, less than one batch of "
                 f"data.train_batch_size={data.train_batch_size}. Set data.drop_last=False or a smaller batch."
             )
+    if seen and (missing := sorted(set(data.keep_columns or ()) - seen)):
+        yield (
+            f"data.keep_columns has {', '.join(missing)}, and no file has such a column; they have "
+            f"{', '.join(sorted(seen))}."
+        )
 
 
 def _check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
@@ -461,6 +468,11 @@ def _check_algorithm(cfg: PPOConfig, known: KnownNames, use_critic: bool) -> Ite
         yield (
             f"algorithm.filter_groups.enable=True with algorithm.adv_estimator={estimator}: its baselines belong to "
             "the prompts that were drawn first. Set algorithm.filter_groups.enable=False or another estimator."
+        )
+    if cfg.algorithm.kl_ctrl.type == "adaptive" and cfg.algorithm.kl_ctrl.kl_coef == 0:
+        yield (
+            "algorithm.kl_ctrl.kl_coef=0 with algorithm.kl_ctrl.type=adaptive: the controller multiplies it, so it "
+            "would stay 0. Set it above 0, or algorithm.kl_ctrl.type=fixed."
         )
     if cfg.trainer.critic_warmup > 0 and estimator in known.adv_estimators and not use_critic:
         yield (

@@ -35,6 +35,8 @@ PATH_KEYS = frozenset(
         "data.cache_dir",
         "trainer.resume_from_path",
         "trainer.default_local_dir",
+        "trainer.rollout_data_dir",
+        "trainer.validation_data_dir",
         "custom_reward_function.path",
         "ray_kwargs.timeline_json_file",
     }

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from paceline.config import ModelConfig, PPOConfig
 from paceline.config.load import read_config
@@ -126,10 +126,21 @@ def _load(cfg: PPOConfig, role: Role, source: Path) -> tuple[Engine, ModelConfig
     return engine, model
 
 
-def _write(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor], folder: Path) -> int:
-    """Weights, config and generation config. Gives the number of parameters."""
+def merged_policy(cfg: PPOConfig, source: Path) -> PreTrainedModel:
+    """The policy of a checkpoint as one plain model, its adapter merged."""
+    engine, model = _load(cfg, "actor", source)
+    return _filled(model, "causal_lm", dict(engine.named_full_weights()))
+
+
+def _filled(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor]) -> PreTrainedModel:
     built, _ = read_model(model, kind)
     built.load_state_dict(weights)
+    return built
+
+
+def _write(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor], folder: Path) -> int:
+    """Weights, config and generation config. Gives the number of parameters."""
+    built = _filled(model, kind, weights)
     with quiet_transformers():
         built.to(next(iter(weights.values())).dtype).save_pretrained(folder)
     return sum(parameter.numel() for parameter in built.parameters())

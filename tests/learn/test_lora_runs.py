@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 import subprocess
 import sys
@@ -129,6 +130,19 @@ def test_an_export_is_a_whole_model_that_says_what_the_policy_says(
     assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template
     assert model.generation_config.eos_token_id == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_paceline_rollout_samples_from_the_adapted_model(whole: Path, tmp_path: Path) -> None:
+    def answers(*model: str) -> list[str]:
+        asked = ["--prompt", "1+1=", "--max-tokens", "12", "--temperature", "0", "--output", str(tmp_path / "rows")]
+        assert cli.main(["rollout", "--model", *model, *asked]) == 0
+        return [json.loads(line)["response"] for line in (tmp_path / "rows").read_text().splitlines()]
+
+    assert cli.main(["export", str(whole), "--output", str(tmp_path / "out")]) == 0
+    merged = answers(str(tmp_path / "out"))
+    assert answers(str(whole)) == merged
+    assert answers(str(whole / f"checkpoints/global_step_{STEPS}")) == merged
+    assert answers(str(whole), "--step", "0") != merged
 
 
 def test_a_step_a_role_and_a_dtype_can_be_chosen(whole: Path, tmp_path: Path) -> None:

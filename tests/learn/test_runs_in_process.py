@@ -133,6 +133,9 @@ def test_resuming_from_an_older_checkpoint_leaves_the_other_branch_aside(
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2]
     train_in_process(config(material, tmp_path))
     assert results(tmp_path) == results(whole)
+    first, second, last = ((tmp_path / name).read_text() for name in ("config.1.yaml", "config.2.yaml", "config.yaml"))
+    assert str(older) in second
+    assert first == last
 
 
 def test_resuming_from_another_run_begins_new_records_at_its_step(material: Path, whole: Path, tmp_path: Path) -> None:
@@ -392,7 +395,7 @@ def test_a_folder_has_one_run_at_a_time(material: Path, tmp_path: Path, monkeypa
         run_lock_module.run_lock(tmp_path),
         pytest.raises(ConfigError, match=rf"in use by another run \(process {os.getpid()} on .*, since "),
     ):
-        train_in_process(config(material, tmp_path))
+        build_in_process(config(material, tmp_path))  # before a model is loaded
     train_in_process(config(material, tmp_path, trainer__total_training_steps=1))
 
 

@@ -59,9 +59,9 @@ def compute_score(
 
 
 def compute_scores(
-    solutions: Sequence[str], ground_truths: Sequence[Any], extra_infos: Sequence[Any]
+    solutions: Sequence[str], ground_truths: Sequence[Any], extra_infos: Sequence[Any], method: Method = "strict"
 ) -> list[dict[str, Any] | Exception]:
-    """Strict scores of many responses, each with `acc`, `extracted` and `pred`, the number that was read or ""."""
+    """Scores of many responses, each with `acc`, `extracted` and `pred`, the number that was read or ""."""
     results: list[dict[str, Any] | Exception] = []
     for solution, ground_truth in zip(solutions, ground_truths, strict=True):
         try:
@@ -69,7 +69,7 @@ def compute_scores(
         except ValueError as error:
             results.append(error)
             continue
-        found = extract_number(solution)
+        found = extract_number(solution, method)
         right = float(found == expected)
         pred = "" if found is None else str(found)
         results.append({"score": right, "acc": right, "extracted": found is not None, "pred": pred})

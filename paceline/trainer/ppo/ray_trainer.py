@@ -154,6 +154,9 @@ class RayPPOTrainer:
             trainer.default_local_dir or Path("runs") / trainer.project_name / trainer.experiment_name
         ).expanduser()
         self.checkpoints = Checkpoints(self)
+        # A look at a run that has records leaves them as they are; the run may be going on.
+        only_a_look = self.config.trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
+        self.records_dir = self.run_dir / "validation" if only_a_look else self.run_dir
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open_step: OpenStep | None = None
@@ -230,6 +233,8 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""
+        with storage_errors_in_words(self.records_dir), run_lock(self.records_dir):
+            pass  # Another run in this folder is told of before models are loaded; `run` holds the lock.
         call_tag.set({"step": 0})
         trained = {
             Role.ActorRollout: (self.config.actor_rollout_ref.actor, self.config.trainer.critic_warmup + 1),
@@ -269,17 +274,15 @@ class RayPPOTrainer:
     def run(self) -> Iterator[None]:
         """Resume or begin, validate first; at the end, however it comes, close the records and stop the workers."""
         trainer = self.config.trainer
-        # A look at a run that has records leaves them as they are; the run may be going on.
-        only_a_look = trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
-        records = self.run_dir / "validation" if only_a_look else self.run_dir
+        only_a_look = self.records_dir != self.run_dir
         with ExitStack() as ending:
             ending.callback(self.shutdown)
-            ending.enter_context(storage_errors_in_words(records))
-            ending.enter_context(run_lock(records))
+            ending.enter_context(storage_errors_in_words(self.records_dir))
+            ending.enter_context(run_lock(self.records_dir))
             resumed = self.checkpoints.resume()
             self.send_weights()
             self.log = RunLog(
-                records,
+                self.records_dir,
                 self.config,
                 resume_step=self.global_step if resumed and not only_a_look else None,
                 step=self.global_step,

@@ -80,7 +80,7 @@ class RunLog:
         self._write_environment(run_dir / ENVIRONMENT_FILE, config)
         self._samples = SampleFiles(run_dir / SAMPLES_FOLDER, trainer.keep_samples, resume_step)
         shown = without_secrets(to_dict(config))
-        (run_dir / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(shown)))
+        self._write_config(run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
             run_dir,
             trainer.logger,
@@ -103,6 +103,13 @@ class RunLog:
         )
         self._clear()
         self.begin_step(step)
+
+    @staticmethod
+    def _write_config(path: Path, text: str) -> None:
+        """The configuration of this session; another one of an earlier session is kept."""
+        if path.exists() and path.read_text() != text:
+            keep_old(path)
+        path.write_text(text)
 
     @staticmethod
     def _write_environment(path: Path, config: PPOConfig) -> None:

@@ -94,6 +94,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"algorithm.lam": -0.1}, "algorithm.lam=-0.1 is out of range"),
     ({"algorithm.kl_ctrl.horizon": 0}, "algorithm.kl_ctrl.horizon=0 is out of range; set it to a number >= 1."),
     ({"algorithm.kl_ctrl.kl_coef": -1}, "algorithm.kl_ctrl.kl_coef=-1.0 is out of range"),
+    ({"algorithm.kl_ctrl.kl_coef": 0, "algorithm.kl_ctrl.type": "adaptive"}, "so it would stay 0. Set it above 0"),
+    ({"data.keep_columns": ["prompt", "level"]}, "data.keep_columns has level, and no file has such a column"),
     (
         {"algorithm.filter_groups.max_num_gen_batches": 0},
         "algorithm.filter_groups.max_num_gen_batches=0 is out of range; set it to a number >= 1, or -1.",
@@ -323,7 +325,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"trainer.rollout_data_dir": "{train}"}, "trainer.rollout_data_dir: {train} is a file. Set it to a folder."),
     (
         {"trainer.rollout_data_dir": "d", "trainer.validation_data_dir": "d", "data.val_files": "{train}"},
-        "trainer.validation_data_dir=d is trainer.rollout_data_dir too",
+        "/d is trainer.rollout_data_dir too",
     ),
     ({"trainer.max_actor_ckpt_to_keep": 0}, "trainer.max_actor_ckpt_to_keep=0 is out of range"),
     ({"trainer.resume_mode": "resume_path"}, "trainer.resume_from_path is not set"),

@@ -105,7 +105,12 @@ def test_paths_are_expanded_and_absolute(tmp_path: Path, monkeypatch: pytest.Mon
         {
             "data": {"train_files": ["~/a.parquet", "b.parquet"]},
             "actor_rollout_ref": {"model": {"path": "model", "tokenizer_path": "org/name"}},
+            "trainer": {"rollout_data_dir": "train", "validation_data_dir": "~/val"},
         }
+    )
+    assert (cfg.trainer.rollout_data_dir, cfg.trainer.validation_data_dir) == (
+        str(tmp_path / "train"),
+        str(tmp_path / "val"),
     )
     assert cfg.data.train_files == [str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet")]
     assert cfg.actor_rollout_ref.model.path == str(tmp_path / "model")

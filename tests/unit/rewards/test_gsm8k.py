@@ -132,6 +132,11 @@ def test_batch_tells_failed_extraction_from_a_wrong_answer():
     ]
 
 
+def test_a_batch_may_be_read_flexibly():
+    [result] = gsm8k.compute_scores(["It is 1."], ["1"], [None], method="flexible")
+    assert (result["acc"], result["extracted"], result["pred"]) == (1.0, True, "1")
+
+
 def test_one_number_in_several_spellings_is_one_extracted_answer():
     responses = ["#### 1,000", "#### $1000.0", "#### 7/2", "#### 3.5", "one"]
     results = gsm8k.compute_scores(responses, ["1"] * 5, [None] * 5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,11 @@ def as_omegaconf(config: dict[str, Any]) -> Any:
     for key, value in config.items():
         OmegaConf.update(result, key, value, force_add=True)
     return result
+
+
+def heed_ctrl_c() -> None:
+    """For `preexec_fn`: what starts in the background of a shell ignores Ctrl-C, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:

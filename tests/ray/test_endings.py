@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runs import as_overrides, base_config, make_material, read_metrics
+from tests.runs import as_overrides, base_config, heed_ctrl_c, make_material, read_metrics
 
 PATIENCE_SECONDS = 120
 Start = Callable[..., subprocess.Popen]
@@ -28,9 +28,6 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(material: Path) -> Iterator[Start]:
     """Starts a run; one that did not end, though it should have, does so after the test."""
     started: list[subprocess.Popen] = []
-
-    def heed_ctrl_c() -> None:  # what starts in the background of a shell ignores it, and so would its children
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def start(run_dir: Path, **changes: object) -> subprocess.Popen:
         command = [sys.executable, "-m", "paceline.trainer.main_ppo"]

@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 
 from paceline.report.status import read_status
-from tests.runs import as_overrides, base_config, make_material, read_metrics
+from tests.runs import as_overrides, base_config, heed_ctrl_c, make_material, read_metrics
 
 
 def in_terminal(arguments: list[str], on_text: Callable[[str, subprocess.Popen[bytes]], None]) -> tuple[int, str]:
     """Exit code and all that appeared; `on_text` sees it as it comes."""
     terminal, inside = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "120", "LINES": "40"}
-    process = subprocess.Popen(arguments, stdin=inside, stdout=inside, stderr=inside, env=environment)
+    process = subprocess.Popen(
+        arguments, stdin=inside, stdout=inside, stderr=inside, env=environment, preexec_fn=heed_ctrl_c
+    )
     os.close(inside)
     text = ""
     while True:

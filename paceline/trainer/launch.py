@@ -155,9 +155,9 @@ def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig)
             except KeyboardInterrupt:
                 if not cfg.trainer.save_on_interrupt or cfg.trainer.val_only:
                     raise
-                logger.warning("ending after this step, with a checkpoint; Ctrl-C again to stop at once")
                 stop_file.parent.mkdir(parents=True, exist_ok=True)
-                stop_file.touch()
+                stop_file.touch()  # before the words: a terminal that is not read would hold them up
+                logger.warning("ending after this step, with a checkpoint; Ctrl-C again to stop at once")
                 ray.get(running)
                 raise
     except BaseException:

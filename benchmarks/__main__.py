@@ -25,9 +25,13 @@ BENCHMARKS = ("startup", "data", "graders", "transport", "controller", "rollout"
 def main() -> int:
     """Run each in a process of its own, so that none inherits another's threads or memory."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="some of them alone")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of {', '.join(BENCHMARKS)}; all without")
     parser.add_argument("--output", type=Path, help="where to write the page; it is printed in any case")
     args = parser.parse_args()
+    if unknown := set(args.names) - set(BENCHMARKS):
+        parser.error(f"{', '.join(sorted(unknown))}: no such benchmark; there are {', '.join(BENCHMARKS)}")
+    if args.output and not args.output.parent.is_dir():
+        parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
     names = args.names or BENCHMARKS
     failed = []
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.parser import make_parser
 
 if TYPE_CHECKING:
-    from paceline.config import PPOConfig
+    from paceline.config import PolicyModelConfig, PPOConfig
     from paceline.protocol import DataProto
 
 EXAMPLES = (
@@ -161,7 +161,7 @@ def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any
     engine = get_rollout("native").from_spec(
         RolloutSpec(
             model=model,
-            module=lambda: _read(origin).to(device),
+            module=lambda: _read(origin.config, model).to(device),
             config=usual,
             max_prompt_length=prompts["input_ids"].shape[-1],
             max_response_length=max_tokens,
@@ -182,15 +182,22 @@ def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any
     return labels.union(to_batch(requests, completions, max_tokens, tokenizer.pad_token_id))
 
 
-def _read(origin: Origin) -> Any:
+def _read(config: PPOConfig, model: PolicyModelConfig) -> Any:
     """The model; that of a run with LoRA is merged with its adapter."""
     from paceline.engine.lora import ADAPTER_CONFIG
     from paceline.engine.model import build_model
+    from paceline.errors import ConfigError
     from paceline.trainer.export import merged_policy
 
-    if (Path(origin.model) / ADAPTER_CONFIG).is_file():
-        return merged_policy(origin.config, Path(origin.model))
-    return build_model(replace(origin.config.actor_rollout_ref.model, path=origin.model), "causal_lm", train=False)
+    folder = Path(str(model.path))
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return build_model(model, "causal_lm", train=False)
+    if config.actor_rollout_ref.model.path is None:
+        raise ConfigError(
+            f"{folder} is an adapter of LoRA, and no config.yaml of its run says which model it belongs to. Give the "
+            "run's folder, or one that `paceline export` wrote."
+        )
+    return merged_policy(config, folder)
 
 
 def score(config: PPOConfig, batch: DataProto, tokenizer: Any) -> list[dict[str, Any]]:

@@ -368,8 +368,11 @@ def _check_columns(cfg: PPOConfig) -> Iterator[str]:
     """What the footers of the data files say: no row, no prompts, less than a batch, no such column to keep."""
     data = cfg.data
     seen: set[str] = set()
+    all_read = True
     for key in ("data.train_files", "data.val_files"):
-        footers = {file: footer for file in data_files(_get(cfg, key)) if (footer := parquet_footer(file))}
+        files = data_files(_get(cfg, key))
+        footers = {file: footer for file in files if (footer := parquet_footer(file))}
+        all_read = all_read and len(footers) == len(files)
         seen.update(name for _, columns in footers.values() for name in columns)
         lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]
         if lacking and data.prompt_key:
@@ -386,7 +389,7 @@ def _check_columns(cfg: PPOConfig) -> Iterator[str]:
                 f"data.drop_last=True leaves nothing to train on: {key} has {rows} rows, less than one batch of "
                 f"data.train_batch_size={data.train_batch_size}. Set data.drop_last=False or a smaller batch."
             )
-    if seen and (missing := sorted(set(data.keep_columns or ()) - seen)):
+    if seen and all_read and (missing := sorted(set(data.keep_columns or ()) - seen)):
         yield (
             f"data.keep_columns has {', '.join(missing)}, and no file has such a column; they have "
             f"{', '.join(sorted(seen))}."

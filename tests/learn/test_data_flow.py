@@ -13,7 +13,7 @@ from paceline.schema import COLUMNS, REQUEST_COLUMNS
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
 from paceline.trainer.ppo import ray_trainer
-from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from paceline.trainer.ppo.ray_trainer import Later, RayPPOTrainer
 from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import as_omegaconf
 
@@ -88,8 +88,21 @@ def watch_phases(trainer: RayPPOTrainer, flow: Flow, monkeypatch: pytest.MonkeyP
         flow.saw("compute_advantages", offered, result)
         return batch.union(result)
 
-    compute_advantages = trainer.compute_advantages
+    def watched_baselines(*args: Any) -> Later | None:
+        baselines = score_baselines(*args)
+        if baselines is None:
+            return None
+
+        def get() -> DataProto:
+            result = baselines.get()
+            flow.saw("score_baselines", DataProto.from_dict(), result)
+            return result
+
+        return Later(get)
+
+    compute_advantages, score_baselines = trainer.compute_advantages, trainer.score_baselines
     monkeypatch.setattr(trainer, "compute_advantages", watched_advantages)
+    monkeypatch.setattr(trainer, "score_baselines", watched_baselines)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +143,7 @@ def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
 def test_every_column_is_written_by_its_producer(flows: list[Flow]) -> None:
     written = {(name, phase) for flow in flows for phase, columns in flow.written.items() for name in columns}
     for name, column in COLUMNS.items():
-        if column.producer not in ("RLHFDataset", "compute_baselines"):
+        if column.producer != "RLHFDataset":
             assert (name, column.producer) in written
     strangers = {name for name, _ in written} - set(COLUMNS) - {"ability"}
     assert strangers == set()

@@ -132,7 +132,9 @@ def test_an_export_is_a_whole_model_that_says_what_the_policy_says(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
 
 
-def test_paceline_rollout_samples_from_the_adapted_model(whole: Path, tmp_path: Path) -> None:
+def test_paceline_rollout_samples_from_the_adapted_model(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def answers(*model: str) -> list[str]:
         asked = ["--prompt", "1+1=", "--max-tokens", "12", "--temperature", "0", "--output", str(tmp_path / "rows")]
         assert cli.main(["rollout", "--model", *model, *asked]) == 0
@@ -143,6 +145,10 @@ def test_paceline_rollout_samples_from_the_adapted_model(whole: Path, tmp_path: 
     assert answers(str(whole)) == merged
     assert answers(str(whole / f"checkpoints/global_step_{STEPS}")) == merged
     assert answers(str(whole), "--step", "0") != merged
+    shutil.copytree(whole / "checkpoints", tmp_path / "moved" / "checkpoints")
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["rollout", "--model", str(tmp_path / "moved"), "--prompt", "1+1="])
+    assert "no config.yaml of its run says which model it belongs to" in capsys.readouterr().err
 
 
 def test_a_step_a_role_and_a_dtype_can_be_chosen(whole: Path, tmp_path: Path) -> None:

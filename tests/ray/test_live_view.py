@@ -26,17 +26,21 @@ def in_terminal(arguments: list[str], on_text: Callable[[str, subprocess.Popen[b
     )
     os.close(inside)
     text = ""
-    while True:
-        try:
-            part = os.read(terminal, 65536)
-        except OSError:  # Linux's way to say that nobody has the other end open
-            break
-        if not part:
-            break
-        text += part.decode(errors="replace")
-        on_text(text, process)
-    os.close(terminal)
-    return process.wait(), text
+    try:
+        while True:
+            try:
+                part = os.read(terminal, 65536)
+            except OSError:  # Linux's way to say that nobody has the other end open
+                break
+            if not part:
+                break
+            text += part.decode(errors="replace")
+            on_text(text, process)
+        return process.wait(), text
+    finally:
+        os.close(terminal)
+        if process.poll() is None:  # the test has failed, and the run would go on
+            process.kill()
 
 
 def command(config: dict[str, object]) -> list[str]:

@@ -18,7 +18,7 @@ def test_the_table_has_medians_quartiles_and_ratios_of_medians(tmp_path, monkeyp
     assert "2,000 .. 8,000" in capsys.readouterr().out
 
 
-def test_a_benchmark_alone_only_prints(tmp_path, monkeypatch, capsys):
+def test_a_benchmark_alone_only_prints(monkeypatch, capsys):
     monkeypatch.delenv(RECORDS, raising=False)
     remark("Seen.")
     assert capsys.readouterr().out == "Seen.\n"

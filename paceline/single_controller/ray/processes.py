@@ -55,8 +55,8 @@ class WorkerProcesses:
         except BaseException:
             self.shutdown()
             raise
-        places = ", ".join(f"{at.pid} on {at.node_ip}" for process in self.processes if (at := process.location))
-        logger.info("%s: %d workers on pool %s (pid %s)", self.title, len(self.processes), self.pool.name, places)
+        places = ", ".join(str(process.location) for process in self.processes)
+        logger.info("%s: %d workers on pool %s (%s)", self.title, len(self.processes), self.pool.name, places)
 
     def _construct_workers(self) -> None:
         locations: list[Location] = self._ask("locate", [()] * len(self.processes))

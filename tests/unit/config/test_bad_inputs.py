@@ -95,6 +95,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"algorithm.kl_ctrl.horizon": 0}, "algorithm.kl_ctrl.horizon=0 is out of range; set it to a number >= 1."),
     ({"algorithm.kl_ctrl.kl_coef": -1}, "algorithm.kl_ctrl.kl_coef=-1.0 is out of range"),
     ({"algorithm.kl_ctrl.kl_coef": 0, "algorithm.kl_ctrl.type": "adaptive"}, "so it would stay 0. Set it above 0"),
+    ({"data.keep_columns": ["level"], "data.val_files": "{missing}/x.parquet"}, "data.val_files: there is no file"),
     ({"data.keep_columns": ["prompt", "level"]}, "data.keep_columns has level, and no file has such a column"),
     (
         {"algorithm.filter_groups.max_num_gen_batches": 0},

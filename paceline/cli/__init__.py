@@ -20,6 +20,12 @@ COMMANDS = {
     "rollout": "sample from a model or a checkpoint, and score the responses",
 }
 """Name of each subcommand, which is also its module's, and what it does. A module has `main(argv) -> exit code`."""
+EXAMPLES = (
+    "quickstart",
+    "train actor_rollout_ref.model.path=model data.train_files=train.parquet trainer.total_training_steps=100",
+    "report runs/paceline/ppo",
+    "COMMAND --help              what a command takes",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,4 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: paceline COMMAND [options] [key=value ...]", "", *lines, "", "paceline COMMAND --help"])
+    head = "usage: paceline COMMAND [options] [key=value ...]"
+    examples = ["examples:", *(f"  paceline {example}" for example in EXAMPLES)]
+    return "\n".join([head, "", *lines, "", *examples])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.cli.parser import make_parser
@@ -87,18 +87,37 @@ def not_found(words: Sequence[str]) -> str:
     import difflib
 
     from paceline.config.keys import known_keys, nearest_key
-    from paceline.config.unsupported import UNSUPPORTED_KEYS
 
     asked = " ".join(words)
-    if asked in UNSUPPORTED_KEYS:
-        return f"{asked} {UNSUPPORTED_KEYS[asked]}"
+    if refused := list(refusals(asked)):
+        return "\n".join(refused)
     fields: dict[str, list[str]] = {}
     for key in known_keys().values():
         fields.setdefault(key.field, []).append(key.name)
     close = difflib.get_close_matches(asked.rpartition(".")[2], fields, n=4, cutoff=0.6)
     names = dict.fromkeys([*filter(None, [nearest_key(asked)]), *(name for field in close for name in fields[field])])
+    if not names:
+        parts: dict[str, list[str]] = {}
+        for key in known_keys().values():
+            for part in key.field.split("_"):
+                parts.setdefault(part, []).append(key.name)
+        names = dict.fromkeys(
+            name for part in difflib.get_close_matches(asked, parts, cutoff=0.7) for name in parts[part]
+        )
     lines = [f"No key has {asked!r} in its name or meaning."]
     return "\n".join([*lines, *(["The nearest:"] if names else []), *(f"  {name}" for name in names)])
+
+
+def refusals(asked: str) -> Iterator[str]:
+    """What is said of keys that are known and not supported, by their whole name or its end, and of such choices."""
+    from paceline.config.unsupported import UNSUPPORTED_CHOICES, UNSUPPORTED_KEYS
+
+    for key, sentence in UNSUPPORTED_KEYS.items():
+        if f".{key}".endswith(f".{asked}") or asked.startswith(f"{key}."):
+            yield f"{key} {sentence}"
+    for key, choices in UNSUPPORTED_CHOICES.items():
+        if asked in choices:
+            yield f"{key}={asked} {choices[asked]}"
 
 
 def _wrapped(text: str) -> list[str]:

@@ -20,6 +20,15 @@ DATASETS = {
     "full_hh_rlhf": "dialogues with a chosen and a rejected reply; rewarded by a reward model",
 }
 """Name of each dataset and what it holds."""
+EXAMPLES = {
+    "gsm8k": ("gsm8k --hub --output data/gsm8k",),
+    "math": ("math --input downloads/MATH --output data/math --on-error skip",),
+    "hellaswag": ("hellaswag --input downloads/hellaswag --output data/hellaswag",),
+    "full_hh_rlhf": (
+        "full_hh_rlhf --input downloads/hh --output data/hh",
+        "full_hh_rlhf --input downloads/hh --output data/hh_pairs --for rm",
+    ),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,13 +75,17 @@ def table(name: str, reports: dict[str, SplitReport], seconds: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    examples = ("gsm8k --hub --output data/gsm8k", "math --input downloads/MATH --output data/math --on-error skip")
     parser = make_parser(
-        "data", "Prepare a public dataset: original files in, parquet files for training out.", examples
+        "data",
+        "Prepare a public dataset: original files in, parquet files for training out.",
+        sum(EXAMPLES.values(), ()),
     )
     datasets = parser.add_subparsers(dest="dataset", metavar="NAME", required=True)
     for name, what in DATASETS.items():
-        dataset = datasets.add_parser(name, help=what, description=f"{name}: {what}.")
+        like = make_parser("data", f"{name}: {what}.", EXAMPLES[name])
+        dataset = datasets.add_parser(
+            name, help=what, description=like.description, epilog=like.epilog, formatter_class=like.formatter_class
+        )
         _add_options(dataset)
         if name == "full_hh_rlhf":
             dataset.add_argument(

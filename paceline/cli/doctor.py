@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from paceline.cli.parser import make_parser
@@ -22,14 +23,7 @@ LEAST_SHM_SHARE = 0.1
 """Of main memory. Ray wants 0.3 for its object store and takes less; below this it falls back to files in /tmp."""
 LEAST_DISK_GB = 5.0
 
-PURPOSES = {
-    "wandb": "trainer.logger=wandb",
-    "peft": "LoRA",
-    "torchtitan": "strategy=torchtitan",
-    "veomni": "strategy=veomni",
-    "megatron": "strategy=megatron",
-    "mlflow": "trainer.logger=mlflow",
-}
+PURPOSES = {"wandb": "trainer.logger=wandb"}
 """What an extra is for."""
 
 
@@ -88,6 +82,8 @@ def check_packages() -> Iterator[Finding]:
     """The packages that paceline requires, and its extras."""
     from packaging.requirements import Requirement
 
+    from paceline.config.checks import OPTIONAL_BACKENDS
+
     if _version("paceline") is None:
         yield Finding(
             "packages", "note", "paceline runs from its sources, so its requirements are unknown", "make setup"
@@ -112,7 +108,7 @@ def check_packages() -> Iterator[Finding]:
     for extra in importlib.metadata.metadata("paceline").get_all("Provides-Extra") or ():
         wanted = [r for r in required if r.marker is not None and r.marker.evaluate({"extra": extra})]
         absent = [r.name for r in wanted if _version(r.name) is None]
-        if extra == "dev":
+        if extra == "dev" or extra in OPTIONAL_BACKENDS:
             continue
         found = f"{', '.join(absent)} not installed" if absent else "installed"
         purpose = f"; for {PURPOSES[extra]}" if extra in PURPOSES else ""
@@ -181,6 +177,21 @@ def check_vllm() -> Iterator[Finding]:
         yield Finding("vLLM", "ok", f"{version}; actor_rollout_ref.rollout.name=vllm")
 
 
+def check_backends() -> Iterator[Finding]:
+    """The training backends that are not part of paceline: in this environment, or in one of their own beside it."""
+    from paceline.config.checks import OPTIONAL_BACKENDS
+
+    for name in OPTIONAL_BACKENDS:
+        beside = Path(".backends") / name
+        if importlib.util.find_spec(name) is not None:
+            yield Finding(name, "ok", f"installed; strategy={name}")
+        elif (beside / ".ready").is_file():
+            yield Finding(name, "ok", f"in an environment of its own: {beside}/bin/paceline train; strategy={name}")
+        else:
+            fix = f"make backend-{name}, in paceline's sources: makes {beside}, an environment with it"
+            yield Finding(name, "note", f"not installed; for strategy={name}", fix)
+
+
 def check_sandbox() -> Iterator[Finding]:
     """Whether programs in responses can be run in isolation: tries one."""
     from paceline.errors import PacelineError
@@ -215,6 +226,7 @@ CHECKS: Sequence[Callable[[], Iterator[Finding]]] = (
     check_devices,
     check_memory,
     check_vllm,
+    check_backends,
     check_sandbox,
 )
 

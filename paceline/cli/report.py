@@ -10,6 +10,7 @@ from paceline.cli.parser import make_parser
 EXAMPLES = (
     "runs/paceline/ppo                                    writes runs/paceline/ppo/report.html",
     "runs/paceline/ppo --output page.html",
+    "runs/paceline/ppo --step 437                         a long run: this step too, with its timeline and samples",
     "runs/a runs/b runs/c --output compare.html           compares them; without --output: ./report.html",
 )
 
@@ -21,14 +22,23 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="(one run: RUN/report.html; several: ./report.html)"
     )
+    parser.add_argument(
+        "--step", type=int, action="append", default=[], help="a step to show; may come several times (evenly spread)"
+    )
     arguments = parser.parse_args(argv)
 
+    from paceline.errors import ConfigError, StorageError
     from paceline.report.page import PAGE_FILE, write_page
     from paceline.trainer.main_ppo import errors_as_exit_codes
 
     runs = [run.expanduser() for run in arguments.runs]
     output = arguments.output or (runs[0] / PAGE_FILE if len(runs) == 1 else Path(PAGE_FILE))
     with errors_as_exit_codes():
-        size = write_page(runs, output)
+        if output.is_dir():
+            raise ConfigError(f"--output {output} is a folder. Give a file in it, such as {output / PAGE_FILE}.")
+        try:
+            size = write_page(runs, output, arguments.step)
+        except OSError as error:
+            raise StorageError(f"The page can't be made: {error}.") from error
     print(f"{output} ({size / 1e6:.2f} MB): open it in a browser")
     return 0

@@ -46,9 +46,12 @@ def main(argv: Sequence[str]) -> int:
 def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Sample and print; gives the rows that were printed."""
     from paceline.data.tokenizer import load_tokenizer
+    from paceline.errors import ConfigError
     from paceline.report.json_lines import json_line
 
     origin = find_model(arguments.model, arguments.step)
+    if arguments.output and not arguments.output.parent.is_dir():
+        raise ConfigError(f"--output {arguments.output}: there is no folder {arguments.output.parent}.")
     model = origin.config.actor_rollout_ref.model
     has_tokenizer = (Path(origin.model) / "tokenizer_config.json").exists()
     tokenizer_path = origin.model if has_tokenizer else model.tokenizer_path or origin.model
@@ -71,28 +74,27 @@ def find_model(model: str, step: int | None) -> Origin:
 
     Step 0 of a run is the model that it began with; no step is its latest checkpoint.
     """
-    from omegaconf import OmegaConf
-
     from paceline.config import PPOConfig
-    from paceline.config.load import read_config
     from paceline.errors import ConfigError
+    from paceline.trainer.ppo.checkpoint import step_of
 
     folder = Path(model).expanduser()
     if folder.name.startswith("global_step_") and (folder / "actor").is_dir():
-        run_dir, step = folder.parent.parent, int(folder.name.removeprefix("global_step_"))
-    elif (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
+        if step not in (None, step_of(folder)):
+            raise ConfigError(f"--step {step} is not the step of --model {model}. Give the run's folder, or no --step.")
+        return Origin(str(folder / "actor"), _config_of(folder.parent.parent), is_run=True)
+    if (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
         run_dir = folder
     elif step is not None:
         raise ConfigError(f"--step {step} asks for a checkpoint, but --model {model} is no folder of a run.")
     else:
         return Origin(str(folder) if folder.exists() else model, PPOConfig(), is_run=False)
-    saved = run_dir / "config.yaml"
-    config = read_config(OmegaConf.load(saved))[0] if saved.is_file() else PPOConfig()
+    config = _config_of(run_dir)
     if step == 0:
         if config.actor_rollout_ref.model.path is None:
-            raise ConfigError(f"--step 0 asks for the model that {run_dir} began with, but {saved} names none.")
+            raise ConfigError(f"--step 0 asks for the model that {run_dir} began with, and its config.yaml names none.")
         return Origin(config.actor_rollout_ref.model.path, config, is_run=True)
-    steps = sorted(int(actor.parent.name.removeprefix("global_step_")) for actor in _saved_actors(run_dir))
+    steps = sorted(saved for actor in _saved_actors(run_dir) if (saved := step_of(actor.parent)) is not None)
     if not steps or (step is not None and step not in steps):
         raise ConfigError(
             f"{run_dir} has {f'no checkpoint of step {step}' if step is not None else 'no checkpoint'}; it has "
@@ -100,6 +102,17 @@ def find_model(model: str, step: int | None) -> Origin:
         )
     chosen = run_dir / "checkpoints" / f"global_step_{step if step is not None else steps[-1]}" / "actor"
     return Origin(str(chosen), config, is_run=True)
+
+
+def _config_of(run_dir: Path) -> PPOConfig:
+    """The configuration of a run; the defaults where the run left none."""
+    from omegaconf import OmegaConf
+
+    from paceline.config import PPOConfig
+    from paceline.config.load import read_config
+
+    saved = run_dir / "config.yaml"
+    return read_config(OmegaConf.load(saved))[0] if saved.is_file() else PPOConfig()
 
 
 def _saved_actors(run_dir: Path) -> list[Path]:

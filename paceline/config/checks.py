@@ -96,7 +96,7 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _MODEL = "actor_rollout_ref.model"
 
-_OPTIONAL_BACKENDS = ("torchtitan", "veomni", "megatron")
+OPTIONAL_BACKENDS = ("torchtitan", "veomni", "megatron")
 """Each is called as the package that it imports."""
 _TENSOR_PARALLEL = ("megatron", "torchtitan")
 
@@ -713,7 +713,7 @@ def _check_backends(cfg: PPOConfig, use_critic: bool, device: str | None) -> Ite
     for section in sections:
         strategy = _get(cfg, f"{section}.strategy")
         model = _MODEL if section == _ACTOR else f"{section}.model"
-        if strategy not in _OPTIONAL_BACKENDS:
+        if strategy not in OPTIONAL_BACKENDS:
             continue
         if importlib.util.find_spec(strategy) is None:
             yield (

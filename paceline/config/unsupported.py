@@ -34,6 +34,18 @@ _REF = "actor_rollout_ref.ref"
 _MODEL = "actor_rollout_ref.model"
 _MEGATRON_SECTIONS = (_ACTOR, "critic", "reward_model")
 
+_PROFILER = (
+    "is not supported: every run writes timeline.json, which `paceline report` draws; ray_kwargs.timeline_json_file "
+    "has Ray's own. Leave it out."
+)
+_PROFILERS = (
+    "global_profiler",
+    "trainer.profile_steps",
+    "trainer.worker_nsight_options",
+    "trainer.controller_nsight_options",
+    *(f"{section}.profiler" for section in (_ACTOR, _ROLLOUT, _REF, "critic", "reward_model")),
+)
+
 UNSUPPORTED_KEYS: dict[str, str] = {
     **{f"{section}.megatron.{key}": _MEGATRON for section in _MEGATRON_SECTIONS for key in _MEGATRON_KEYS},
     f"{_ACTOR}.ulysses_sequence_parallel_size": "is not supported yet: a sequence stays on one device. Leave it out.",
@@ -47,6 +59,7 @@ UNSUPPORTED_KEYS: dict[str, str] = {
     "reward_model.reward_kwargs.overlong_buffer_cfg.",
     "reward_model.sandbox_fusion": "has another place here: set reward_model.sandbox.url, max_concurrent and "
     "memory_limit_mb.",
+    **dict.fromkeys(_PROFILERS, _PROFILER),
     "data.image_key": "is not supported yet: prompts are text. Leave it out.",
     "data.trust_remote_code": f"has another place here: set {_MODEL}.trust_remote_code.",
 }

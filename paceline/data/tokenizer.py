@@ -23,9 +23,15 @@ def load_tokenizer(path: str | Path, trust_remote_code: bool = False) -> PreTrai
     expanded = Path(path).expanduser()
     if not expanded.exists() and str(path).startswith(("/", ".", "~")):
         raise DataError(f"There is no tokenizer at {path}: the folder does not exist. Set the model's path.")
-    tokenizer = AutoTokenizer.from_pretrained(
-        str(expanded) if expanded.exists() else str(path), trust_remote_code=trust_remote_code
-    )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(expanded) if expanded.exists() else str(path), trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise DataError(
+            f"There is no tokenizer at {path}: {reason} Give the folder of a model with its tokenizer, or a hub id."
+        ) from error
     tokenizer.padding_side = "left"
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:

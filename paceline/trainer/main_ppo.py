@@ -157,6 +157,8 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     _warn_of_memory(cfg)
     for note in unused_settings(cfg, known_names(cfg)):
         logger.warning("%s", note)
+    sys.stdout.write(plan_text(cfg))
+    sys.stdout.flush()
 
     from paceline.report.live import live_view
 
@@ -233,13 +235,19 @@ def auto_set_device(config: AnyConfig) -> AnyConfig:
     return config
 
 
-def dry_run_text(cfg: PPOConfig) -> str:
-    """What a run would do with its batches, devices and memory."""
-    from paceline.trainer.ppo.memory import available_memory, memory_table, plan_memory
+def plan_text(cfg: PPOConfig) -> str:
+    """What the batch sizes come to, and which roles go where."""
     from paceline.trainer.ppo.placement import batch_table, placement_picture
 
+    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n\n"
+
+
+def dry_run_text(cfg: PPOConfig) -> str:
+    """The plan, and what it needs of memory."""
+    from paceline.trainer.ppo.memory import available_memory, memory_table, plan_memory
+
     memory = memory_table(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
-    return f"{batch_table(cfg)}\n\n{placement_picture(cfg)}\n\n{memory}\n"
+    return f"{plan_text(cfg)}{memory}\n"
 
 
 def _warn_of_idle_devices(cfg: PPOConfig) -> None:

@@ -59,7 +59,10 @@ def test_the_view_stands_below_the_lines_and_every_process_has_a_log_file(tmp_pa
     code, text = in_terminal(command(config), lambda *_: None)
     shown = plain(text)
     assert code == 0, shown
-    assert "starting" in shown
+    assert "Update of the critic (over 1 device)" in shown
+    assert "| actor_rollout_ref_pool | critic_pool |" in shown
+    assert shown.index("Placement: split") < shown.index("starting")
+    assert re.search(r"critic_pool\s+(idle|compute_values|update_critic)", shown)
     assert re.search(r"step\s+\d/6  [━╌]", shown)
     assert re.search(r"score\s+0\.\d+  [▁▂▃▄▅▆▇█]", shown)
     assert "tokens/s, " in shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,17 @@ from paceline.report.page.read import Limits, read_run
 PAGE_FILE = "report.html"
 
 
-def write_page(folders: Sequence[Path], output: Path) -> int:
-    """Write the page of these runs; gives its size in bytes."""
-    page = render(page_data(folders)).encode(errors="replace")
+def write_page(folders: Sequence[Path], output: Path, steps: Iterable[int] = ()) -> int:
+    """Write the page of these runs, with the `steps` among those that it shows one by one; gives its size in bytes."""
+    page = render(page_data(folders, steps)).encode(errors="replace")
     output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(output, page)
     return len(page)
 
 
-def page_data(folders: Sequence[Path]) -> dict[str, Any]:
+def page_data(folders: Sequence[Path], steps: Iterable[int] = ()) -> dict[str, Any]:
     """What the page shows. Several runs share the room of one."""
-    limits = Limits.shared_by(len(folders))
+    limits = Limits.shared_by(len(folders), steps)
     names = run_names(folders)
     runs = [read_run(folder, name, limits) for folder, name in zip(folders, names, strict=True)]
     return {

@@ -14,14 +14,16 @@ MOST_BARS = 200
 """Of one step."""
 
 
-def read_gantt(folder: Path, steps: Sequence[int], most_steps: int) -> dict[str, Any]:
-    """The bars of at most so many of the steps, evenly spread.
+def read_gantt(
+    folder: Path, steps: Sequence[int], most_steps: int, in_any_case: frozenset[int] = frozenset()
+) -> dict[str, Any]:
+    """The bars of at most so many of the steps, evenly spread, and of some that are wanted in any case.
 
     `pools` has the processes and roles of each pool. A step has `start`, `end` (seconds from the first event of all)
     and `bars`: (pool, method, start, end, step, whether it is validation), those of its neighbours that reach
     into it included.
     """
-    chosen = set(spread(sorted(set(steps) | {0}), most_steps))
+    chosen = set(spread(sorted(set(steps) | {0}), most_steps)) | (in_any_case & set(steps))
     wanted = chosen | {step + 1 for step in chosen} | {step - 1 for step in chosen}
     calls: dict[int, dict[tuple[str, str, bool], list[Span]]] = {}
     pools: dict[str, tuple[set[int], set[str]]] = {}
@@ -38,7 +40,7 @@ def read_gantt(folder: Path, steps: Sequence[int], most_steps: int) -> dict[str,
             start = event["ts"] / 1e6
             key = (pool, str(event["name"]), bool(args.get("validation")))
             calls.setdefault(step, {}).setdefault(key, []).append((start, start + event["dur"] / 1e6))
-        if wanted <= set(calls):
+        if chosen <= set(calls) or 1 in calls:  # a session with the first step did not go on from an older one
             break
     return _as_data(calls, pools, sorted(chosen & set(calls)))
 

@@ -42,7 +42,7 @@ function fill(node, attributes, children) {
   node.append(...children.filter((child) => child !== null).map((child) => child instanceof Node ? child : String(child)));
 }
 
-function color(index) { return `var(--c${index % 8})`; }
+function color(index) { return `var(--c${index % 12})`; }
 
 function number(value) {
   if (value === null || value === undefined) return "none";

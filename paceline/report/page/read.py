@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,28 +42,30 @@ class Limits:
     samples_per_step: int = 12
     sample_characters: int = 1500
     checkpoints: int = 200
+    steps: frozenset[int] = frozenset()
+    """Shown in any case, if the run has them."""
 
     @classmethod
-    def shared_by(cls, runs: int) -> Limits:
-        """Several runs share what one may have, down to a tenth."""
+    def shared_by(cls, runs: int, steps: Iterable[int] = ()) -> Limits:
+        """Several runs share what one may have, down to a tenth; the `steps` are shown in any case."""
         share = max(1 / max(runs, 1), 0.1)
         full = cls()
         return cls(
             points=max(100, int(full.points * share)),
             gantt_steps=max(12, int(full.gantt_steps * share)),
             sample_steps=max(4, int(full.sample_steps * share)),
+            steps=frozenset(steps),
         )
 
 
 def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
     """All that the page shows of a run."""
     if not (folder / METRICS_FILE).is_file() and not (folder / "config.yaml").is_file():
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
         raise DataError(
-            f"{folder} is no folder of a run: it has neither {METRICS_FILE} nor config.yaml ({found}). "
+            f"{folder} is no folder of a run: {_instead(folder)}. "
             "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
         )
-    lines = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).is_file() else []
+    lines, unreadable = _metrics(folder / METRICS_FILE)
     steps = [line["step"] for line in lines]
     config = read_run_config(folder)
     status = read_status(folder)
@@ -71,14 +73,32 @@ def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
         "name": name,
         "folder": str(folder.resolve()),
         "status": status,
-        "summary": summarize(lines, config, status),
+        "summary": [*summarize(lines, config, status), *unreadable],
         "curves": curves(lines, limits),
-        "gantt": read_gantt(folder, steps, limits.gantt_steps),
+        "gantt": read_gantt(folder, steps, limits.gantt_steps, limits.steps),
         "samples": read_run_samples(folder, limits),
         "config": config_rows(config),
         "checkpoints": read_checkpoints(folder, limits),
         "environment": read_environment(folder),
     }
+
+
+def _metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+    """The lines of the metrics, and a row of the summary if whole lines of them can't be read."""
+    if not path.is_file():
+        return [], []
+    lines = read_metrics(path)
+    with path.open("rb") as file:
+        unreadable = sum(line.endswith(b"\n") for line in file) - len(lines)
+    return lines, [("unreadable", f"{unreadable} lines of {METRICS_FILE}")] if unreadable > 0 else []
+
+
+def _instead(folder: Path) -> str:
+    """What is found where the folder of a run should be."""
+    if not folder.is_dir():
+        return "it is a file" if folder.exists() else "it does not exist"
+    found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8])
+    return f"it has neither {METRICS_FILE} nor config.yaml, but {found}" if found else "it is empty"
 
 
 def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], status: Any) -> list[tuple[str, str]]:
@@ -173,7 +193,7 @@ def read_run_samples(folder: Path, limits: Limits) -> list[dict[str, Any]]:
                 for row in list(read_samples(path))[: limits.samples_per_step]
             ],
         }
-        for step, path in spread(files, limits.sample_steps)
+        for step, path in sorted({*spread(files, limits.sample_steps), *(f for f in files if f[0] in limits.steps)})
     ]
 
 

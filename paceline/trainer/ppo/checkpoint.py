@@ -225,14 +225,20 @@ def find_part(checkpoints: Path, part: str, step: int | None = None) -> Path:
 
 
 def _newest_first(checkpoints: Path) -> list[Path]:
-    folders = [folder for folder in checkpoints.glob("global_step_*") if _NAME.fullmatch(folder.name)]
+    folders = [folder for folder in checkpoints.glob("global_step_*") if step_of(folder) is not None]
     return sorted(folders, key=_step_in_name, reverse=True)
 
 
-def _step_in_name(folder: Path) -> int:
+def step_of(folder: Path) -> int | None:
+    """The step in the name of a checkpoint's folder; None of any other folder, also of one that was set aside."""
     match = _NAME.fullmatch(folder.name)
-    assert match is not None
-    return int(match[1])
+    return int(match[1]) if match else None
+
+
+def _step_in_name(folder: Path) -> int:
+    step = step_of(folder)
+    assert step is not None
+    return step
 
 
 def _finish_interrupted_replacements(checkpoints: Path) -> None:

@@ -98,7 +98,10 @@ class RunLog:
         self._last_line = time.time()
         self._status = StatusWriter(
             run_dir / STATUS_FILE,
-            lambda: {pool_of_role.get(role, role): method for role, method in running_calls().items()},
+            lambda: {
+                **dict.fromkeys(pools, "idle"),
+                **{pool_of_role.get(role, role): method for role, method in running_calls().items()},
+            },
             total_steps,
         )
         self._clear()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from paceline import __version__, cli
+from paceline.cli.data import DATASETS
 from paceline.trainer import main_ppo
 
 
@@ -32,7 +33,11 @@ def test_unknown_command_fails_and_shows_the_known_ones(capsys: pytest.CaptureFi
     assert "quickstart" in text
 
 
-@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in cli.COMMANDS)])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], *([name, "--help"] for name in cli.COMMANDS), *(["data", name, "--help"] for name in DATASETS)],
+    ids=" ".join,
+)
 def test_help_imports_nothing_heavy_and_has_an_example(arguments: list[str]) -> None:
     code = f"""
 import sys
@@ -44,8 +49,8 @@ except SystemExit:
 print(sorted({{"torch", "ray", "transformers", "hydra", "numpy"}} & set(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert f"paceline {arguments[0] if len(arguments) > 1 else 'COMMAND'}" in result.stdout
-    assert "example" in result.stdout or "--help" in arguments[0]
+    command = " ".join(["paceline", *arguments[:-1]])
+    assert f"\n  {command} " in result.stdout.partition("examples:")[2]
     assert result.stderr == "[]\n"
 
 

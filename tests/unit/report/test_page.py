@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,29 @@ def test_steps_before_a_resume_come_from_the_timeline_that_was_put_aside(tmp_pat
     assert own == {1: {"old"}, 2: {"old"}, 3: {"new"}, 4: {"new"}, 5: {"new"}, 6: {"new"}}
 
 
+def test_a_step_that_is_asked_for_is_shown_in_any_case(finished_run: Path) -> None:
+    few = Limits(gantt_steps=2, sample_steps=2)
+    for limits, with_3 in ((few, False), (replace(few, steps=frozenset({3, 99})), True)):
+        shown = read_run(finished_run, "run", limits)
+        for part in ("gantt", "samples"):
+            steps = [step["step"] for step in (shown[part]["steps"] if part == "gantt" else shown[part])]
+            assert (3 in steps) == with_3
+            assert steps == sorted(steps)
+            assert 99 not in steps
+
+
+def test_a_run_that_was_started_anew_shows_nothing_of_the_one_before(tmp_path: Path) -> None:
+    for name, rank in (("timeline.1.json", 3), ("timeline.json", 0)):
+        events = [
+            {"ph": "X", "name": "update_actor", "ts": step * 1e6, "dur": 5e5}
+            | {"args": {"pool": "p", "rank": rank, "role": f"role {rank}", "step": step}}
+            for step in range(1, 5 if rank else 3)
+        ]
+        (tmp_path / name).write_text("{\n" + ",\n".join(map(json.dumps, events)) + "\n]}")
+    shown = gantt.read_gantt(tmp_path, [1, 2], 10)
+    assert shown["pools"] == {"p": {"processes": 1, "roles": ["role 0"]}}
+
+
 def test_what_differs_from_the_defaults_is_told(finished_run: Path) -> None:
     rows = {row[0]: row[1:] for row in read_run(finished_run, "run", Limits())["config"]}
     assert rows["trainer.placement.name"] == ("split", "colocated", True)
@@ -160,6 +184,31 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit) as stop:
         cli.main(["report", str(tmp_path)])
     assert stop.value.code == 1
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert (
+        "is no folder of a run: it has neither metrics.jsonl nor config.yaml, but notes.txt" in capsys.readouterr().err
+    )
+    (tmp_path / "empty").mkdir()
+    for name, found in (("notes.txt", "it is a file"), ("empty", "it is empty"), ("none", "it does not exist")):
+        with pytest.raises(DataError, match=f"is no folder of a run: {found}"):
+            read_run(tmp_path / name, "run", Limits())
     with pytest.raises(DataError, match="named twice"):
         page_data([tmp_path, tmp_path])
+
+
+def test_a_page_that_can_not_be_written_is_told_in_words(
+    finished_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for output, words in ((tmp_path, "is a folder. Give a file in it"), (tmp_path / "file/x.html", "can't be made")):
+        with pytest.raises(SystemExit):
+            cli.main(["report", str(finished_run), "--output", str(output)])
+        assert words in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_metrics_that_can_not_be_read_are_counted_on_the_page(finished_run: Path, tmp_path: Path) -> None:
+    lines = (finished_run / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(f"not json\n{lines}half a li")
+    summary = dict(read_run(tmp_path, "run", Limits())["summary"])
+    assert summary["unreadable"] == "1 lines of metrics.jsonl"
+    assert "unreadable" not in dict(read_run(finished_run, "run", Limits())["summary"])

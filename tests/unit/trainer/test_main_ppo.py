@@ -113,6 +113,22 @@ def test_a_dry_run_from_python_starts_nothing(good: dict[str, Any], capsys: pyte
     assert "global_pool" in capsys.readouterr().out
 
 
+def test_a_run_begins_with_its_plan(good: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch):
+    class StartedError(Exception):
+        pass
+
+    def start(cfg: Any) -> None:
+        raise StartedError
+
+    monkeypatch.setattr(main_ppo, "running_ray", start)
+    with pytest.raises(StartedError):
+        run_ppo(good)
+    shown = capsys.readouterr().out
+    assert "responses per optimizer step" in shown
+    assert "Placement: colocated, 1 x 1 devices (cpu)" in shown
+    assert "actor, rollout" in shown
+
+
 def test_the_complete_config_has_device_and_folder(good: dict[str, Any], tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = complete_config({**good, "trainer": {"project_name": "p", "experiment_name": "e"}})

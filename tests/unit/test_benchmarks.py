@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import benchmarks.__main__ as bench
+from benchmarks import transport
 
 
 def answer_with(monkeypatch, returncode):
@@ -72,3 +73,23 @@ def test_the_page_has_the_versions_of_the_peers_that_are_installed(tmp_path, mon
     (line,) = bench.peer_versions(bench.BENCHMARKS)
     assert line.startswith(f"In an environment of its own: pytest {pytest.__version__}, torch ")
     assert list(bench.peer_versions(["startup"])) == []
+
+
+def test_packages_take_turns_through_ray_and_numpy_is_the_one_beside_paceline(tmp_path, monkeypatch, capsys):
+    order = []
+
+    def measured(package, sizes, repeats):
+        order.append(package)
+        values = [2.0, 2.0] if package == "paceline" else [5.0, 5.0]
+        own = [value * len(package) for value in values]
+        return {"16 MB through Ray, send": {"numpy": values, "tensors": values, f"{package}'s DataProto": own}}
+
+    monkeypatch.setattr(transport, "measured_apart", measured)
+    monkeypatch.setattr(transport, "VERL_PYTHON", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["transport", "--rounds", "2"])
+    transport.main()
+    assert order == ["verl", "paceline", "paceline", "verl"]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(line[0], line[-1]) for line in lines[:2]] == [("numpy", "8.00"), ("tensors", "8.00")]
+    assert lines[3] == ["verl's", "DataProto", "20", "20", "..", "20", "0.80"]
+    assert "took 4.00 times as long as numpy" in " ".join(lines[4])

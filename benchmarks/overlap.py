@@ -2,7 +2,7 @@
 
 One configuration of PPO with reference and reward model on two devices, in turns. The critical path of a step is
 computed from the durations of its own calls: what must wait for what, and for its turn on the pool, with nothing lost
-in between. Printed: seconds of a step (median over steps, the first left out), that critical path, their ratio, and
+in between. Printed: seconds of a step and its ratio to that critical path (medians over steps, the first left out), and
 which calls really ran at the same time.
 
     python -m benchmarks.overlap
@@ -23,7 +23,7 @@ import torch
 from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-from benchmarks.table import remark, report
+from benchmarks.table import report
 from paceline.cli.quickstart.model import build_tokenizer
 from paceline.report.timeline import Span, read_events
 from paceline.trainer.main_ppo import run_ppo
@@ -190,9 +190,11 @@ def main() -> None:
                 if overlap == "full":
                     typical = calls
     report("split step by trainer.overlap", walls, "s", of="full")
-    for overlap in OVERLAPS:
-        ratio = statistics.median(walls[overlap]) / statistics.median(paths[overlap])
-        remark(f"A split step with trainer.overlap={overlap} took {ratio:.2f} of its critical path.")
+    ratios = {
+        overlap: [wall / path for wall, path in zip(walls[overlap], paths[overlap], strict=True)]
+        for overlap in OVERLAPS
+    }
+    report("split step / its critical path", ratios, "ratio", of="full")
     print("\nseconds of each call (median):")
     for method, phase in PHASES.items():
         seconds = statistics.median(calls[method][1] - calls[method][0] for calls in typical.values())

@@ -5,7 +5,7 @@ or 90 % of them of 8 (`long-tailed`), a reward model, a critic, a reference, two
 the ordinary command on real Ray workers, colocated; `bare` calls the same engines in one process with nothing around
 them; `trl` is TRL 1.12.0 in its own environment (`make bench-peers`), left out where that is missing. Each runs in
 processes of its own, in turns; the first step of each is for warming up. Printed: the median over all steps, the
-quartiles, and the ratios of medians; and the driver's share of paceline's step, in which no worker is at work.
+quartiles, and the ratios of medians; and so the driver's share of paceline's steps, in which no worker is at work.
 
     python -m benchmarks.ppo_step
 """
@@ -203,8 +203,8 @@ def main() -> None:
                     seconds[system] += times["seconds"]
                     idle += times.get("idle", [])
             report(f"PPO step, {workload} lengths", seconds, "s", of="paceline")
-            share = sum(idle) / sum(seconds["paceline"])
-            remark(f"PPO step, {workload} lengths: the driver's share of paceline's step is {share:.1%}.")
+            shares = [100 * alone / whole for alone, whole in zip(idle, seconds["paceline"], strict=True)]
+            report(f"driver's share of a PPO step, {workload} lengths", {"paceline": shares}, "%", of="paceline")
 
 
 if __name__ == "__main__":

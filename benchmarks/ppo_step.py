@@ -4,8 +4,9 @@ One workload for all: a Qwen2 of 4 million parameters, 64 prompts of 10 to 40 to
 or 90 % of them of 8 (`long-tailed`), a reward model, a critic, a reference, two mini-batches, float32. `paceline` is
 the ordinary command on real Ray workers, colocated; `bare` calls the same engines in one process with nothing around
 them; `trl` is TRL 1.12.0 in its own environment (`make bench-peers`), left out where that is missing. Each runs in
-processes of its own, in turns; the first step of each is for warming up. Printed: the median over all steps, the
-quartiles, and the ratios of medians; and so the driver's share of paceline's steps, in which no worker is at work.
+processes of its own with the niceness of Ray's workers, in turns; the first step of each is for warming up. Printed:
+the median over all steps, the quartiles, and the ratios of medians; and so the driver's share of paceline's steps, in
+which no worker is at work.
 
     python -m benchmarks.ppo_step
 """
@@ -43,6 +44,8 @@ from paceline.workers.losses import MiniBatch, actor_loss, critic_loss
 TRL_PYTHON = Path(__file__).parents[1] / ".peers" / "trl" / "bin" / "python"
 WORKLOADS = ("equal", "long-tailed")
 MICRO_TOKENS = 4096
+NICENESS_OF_RAY_WORKERS = 15
+"""Ray's default. Others get it too, or whatever else the machine does would slow down paceline alone."""
 
 
 def run_paceline(material: Path, workload: str, prompts: int, steps: int, threads: int) -> dict[str, list[float]]:
@@ -166,6 +169,8 @@ def times_of(system: str, material: Path, workload: str, args: argparse.Namespac
         command = [sys.executable, "-m", "benchmarks.ppo_step", "--run", system, "--workload", workload]
         command += ["--material", str(material), "--steps", str(args.steps), "--prompts", str(args.prompts)]
         command += ["--threads", str(args.threads)]
+    if system != "paceline":
+        command = ["nice", "-n", str(NICENESS_OF_RAY_WORKERS), *command]
     environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if result.returncode:

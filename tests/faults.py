@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def strike(point: str, *, ready: bool) -> None:
     earlier = POINTS[: POINTS.index(point)]
     if ready and not (folder / point).exists() and all((folder / name).exists() for name in earlier):
         (folder / point).touch()
+        time.sleep(0.5)  # the answer to the call before is on its way, and would be lost with the process
         os.kill(os.getpid(), signal.SIGKILL)
 
 

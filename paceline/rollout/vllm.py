@@ -6,7 +6,8 @@ import logging
 import os
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,6 +83,7 @@ class VllmRollout(RolloutEngine):
             os.environ.update(_ENVIRONMENT)
             if is_shared:
                 os.environ.update(_place_of_this_rank(spec))
+                _remove_memory_of_killed_runs()
             from vllm import LLM
 
             llm = LLM(**engine_arguments(spec, load_format="dummy" if is_dummy else "auto", enable_sleep_mode=sleeps))
@@ -188,6 +190,24 @@ def _place_of_this_rank(spec: RolloutSpec) -> dict[str, str]:
         )
     index = 0 if spec.device == "cpu" else torch.accelerator.current_device_index()
     return {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(index)}
+
+
+def _remove_memory_of_killed_runs(folder: Path = Path("/dev/shm")) -> None:
+    """On a CPU vLLM's ranks share memory under a name that is the same in every run; what a killed one left would keep
+    the next from starting. No rank has made its own yet: that takes all of them."""
+    for file in folder.glob("*-cpushm_*"):
+        if not _is_mapped(file):
+            with suppress(OSError):  # another rank was faster, or it is someone else's
+                file.unlink()
+
+
+def _is_mapped(file: Path) -> bool:
+    """Whether a process that this user may look at has the file in its memory."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):  # it ended, or is someone else's
+            if str(file) in maps.read_text():
+                return True
+    return False
 
 
 def _peers() -> dist.ProcessGroup:

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ LEAST_MEMORY_GB = 2.0
 LEAST_SHM_SHARE = 0.1
 """Of main memory. Ray wants 0.3 for its object store and takes less; below this it falls back to files in /tmp."""
 LEAST_DISK_GB = 5.0
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 PURPOSES = {"wandb": "trainer.logger=wandb"}
 """What an extra is for."""
@@ -107,12 +109,13 @@ def check_packages() -> Iterator[Finding]:
         yield Finding("packages", "ok", f"all that are required: {shown}")
     for extra in importlib.metadata.metadata("paceline").get_all("Provides-Extra") or ():
         wanted = [r for r in required if r.marker is not None and r.marker.evaluate({"extra": extra})]
-        absent = [r.name for r in wanted if _version(r.name) is None]
+        absent = [r for r in wanted if _version(r.name) is None]
         if extra == "dev" or extra in OPTIONAL_BACKENDS:
             continue
-        found = f"{', '.join(absent)} not installed" if absent else "installed"
+        found = f"{', '.join(r.name for r in absent)} not installed" if absent else "installed"
         purpose = f"; for {PURPOSES[extra]}" if extra in PURPOSES else ""
-        fix = f"pip install 'paceline[{extra}]'" if absent else ""
+        # The packages by name: paceline itself is on no package index, so pip can't find its extra.
+        fix = shlex.join(["pip", "install", *(f"{r.name}{r.specifier}" for r in absent)]) if absent else ""
         yield Finding(extra, "note" if absent else "ok", found + purpose, fix)
 
 
@@ -123,34 +126,48 @@ def check_devices() -> Iterator[Finding]:
     from paceline.trainer.device import detect_device
 
     device = detect_device()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = f"{_cores():g} cores"
     if device == "cpu":
         fix = ""
         if shutil.which("nvidia-smi"):
             fix = "nvidia-smi is here, but torch sees no GPU: install a torch build with CUDA, and look at its driver"
-        yield Finding("devices", "note" if fix else "ok", f"CPU with {cores} cores, no GPU; trainer.device=cpu", fix)
+        yield Finding("devices", "note" if fix else "ok", f"CPU with {cores}, no GPU; trainer.device=cpu", fix)
         return
     module = getattr(torch, device)
     names = [module.get_device_name(index) for index in range(module.device_count())]
     memory = module.get_device_properties(0).total_memory / GB
-    yield Finding("devices", "ok", f"{len(names)} x {names[0]} with {memory:.0f} GB, {cores} cores")
+    yield Finding("devices", "ok", f"{len(names)} x {names[0]} with {memory:.0f} GB, {cores}")
+
+
+def _cores() -> float:
+    """Those that this process may use: of the machine, or of a container that is given less (cgroup v2)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = CPU_LIMIT.read_text().split()
+        return min(cores, int(quota) / int(period))
+    except (OSError, ValueError):  # there is no such file, or it says that there is no limit: "max 100000"
+        return cores
 
 
 def check_memory() -> Iterator[Finding]:
     """Main memory, shared memory and the disk under this folder."""
     import psutil
 
+    from paceline.trainer.ppo.memory import available_memory
+
     memory = psutil.virtual_memory()
-    enough = memory.available / GB >= LEAST_MEMORY_GB
+    total = min(memory.total, available_memory("cpu") or memory.total)  # less in a container with a limit
+    available = min(memory.available, total)
+    enough = available / GB >= LEAST_MEMORY_GB
     yield Finding(
         "memory",
         "ok" if enough else "missing",
-        f"{memory.available / GB:.1f} GB free of {memory.total / GB:.1f} GB",
-        "" if enough else f"end other programs: the smallest run takes about {LEAST_MEMORY_GB:.0f} GB",
+        f"{available / GB:.1f} GB free of {total / GB:.1f} GB",
+        "" if enough else f"end other programs, or give the container more: a run takes {LEAST_MEMORY_GB:.0f} GB",
     )
     if os.path.isdir("/dev/shm"):
         shared = shutil.disk_usage("/dev/shm")
-        enough = shared.total >= LEAST_SHM_SHARE * memory.total
+        enough = shared.total >= LEAST_SHM_SHARE * total
         yield Finding(
             "/dev/shm",
             "ok" if enough else "note",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,9 @@ EXAMPLES = (
     "--model runs/paceline/ppo --step 40 --data test.parquet -n 4 --temperature 0.7 --output samples.jsonl",
     "--model runs/paceline/ppo --step 0 --data test.parquet --temperature 0      what the run began with, greedily",
 )
+
+SECRETS_OF_SCORES = ("custom_reward_function.reward_kwargs", "reward_model.sandbox.url")
+"""Keys of a run whose values may be secrets, or hold some, and are needed to score."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     origin = find_model(arguments.model, arguments.step)
     if arguments.output and not arguments.output.parent.is_dir():
         raise ConfigError(f"--output {arguments.output}: there is no folder {arguments.output.parent}.")
+    if arguments.output and arguments.output.is_dir():
+        raise ConfigError(f"--output {arguments.output} is a folder. Give a file in it.")
     model = origin.config.actor_rollout_ref.model
     has_tokenizer = (Path(origin.model) / "tokenizer_config.json").exists()
     tokenizer_path = origin.model if has_tokenizer else model.tokenizer_path or origin.model
@@ -110,9 +115,38 @@ def _config_of(run_dir: Path) -> PPOConfig:
 
     from paceline.config import PPOConfig
     from paceline.config.load import read_config
+    from paceline.config.secrets import MASK
+    from paceline.errors import ConfigError
 
     saved = run_dir / "config.yaml"
-    return read_config(OmegaConf.load(saved))[0] if saved.is_file() else PPOConfig()
+    if not saved.is_file():
+        return PPOConfig()
+    tree = OmegaConf.load(saved)
+    config, problems = read_config(tree)  # most are no reason to stop: the run may be of another version
+    hidden = (
+        f"{key} is {MASK} in {saved}: a run saves its configuration without secrets, and its reward wants the value. "
+        "Write ${oc.env:NAME} there instead, and set the environment variable NAME to the value."
+        for key in _hidden_keys("", OmegaConf.to_container(tree, resolve=False))
+        if key.startswith(SECRETS_OF_SCORES)
+    )
+    unread = (text for key, text in problems.items() if key.startswith(SECRETS_OF_SCORES))
+    if wrong := [*hidden, *unread]:
+        raise ConfigError(wrong)
+    return config
+
+
+def _hidden_keys(key: str, value: Any) -> Iterator[str]:
+    """Full names of the values that were masked when they were saved."""
+    from paceline.config.secrets import MASK
+
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _hidden_keys(f"{key}.{name}".lstrip("."), item)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _hidden_keys(f"{key}[{number}]", item)
+    elif isinstance(value, str) and MASK in value:
+        yield key
 
 
 def _saved_actors(run_dir: Path) -> list[Path]:
@@ -131,16 +165,30 @@ def read_prompts(arguments: argparse.Namespace, config: PPOConfig, tokenizer: An
     data = replace(config.data, max_prompt_length=longest, return_raw_chat=False, cache_dir="")
     if arguments.data:
         dataset = RLHFDataset(arguments.data, tokenizer, data, max_samples=arguments.limit)
-        rows = [dataset[index] for index in range(len(dataset))]
+        rows = [_without_padding(dataset[index]) for index in range(len(dataset))]
     else:
         rows = [_row(text, tokenizer, longest) for text in arguments.prompt]
-    width = max(int(row["attention_mask"].sum()) for row in rows)
-    for row in rows:
-        row.update({name: row[name][-width:] for name in ("input_ids", "attention_mask", "position_ids")})
-    return collate_fn(rows)
+    width = max(len(row["input_ids"]) for row in rows)
+    return collate_fn([_padded(row, width, tokenizer.pad_token_id) for row in rows])
+
+
+def _without_padding(row: dict[str, Any]) -> dict[str, Any]:
+    count = int(row["attention_mask"].sum())
+    # Copies: a slice alone would keep all of the padding in memory.
+    return row | {name: row[name][-count:].clone() for name in ("input_ids", "attention_mask", "position_ids")}
+
+
+def _padded(row: dict[str, Any], width: int, pad_token_id: int) -> dict[str, Any]:
+    """The row with `width` tokens, filled up on the left."""
+    from torch.nn.functional import pad
+
+    fill = {"input_ids": pad_token_id, "attention_mask": 0, "position_ids": 0}
+    missing = width - len(row["input_ids"])
+    return row | {name: pad(row[name], (missing, 0), value=value) for name, value in fill.items()}
 
 
 def _row(text: str, tokenizer: Any, longest: int) -> dict[str, Any]:
+    """A prompt of the command line, without padding."""
     import torch
 
     from paceline.errors import DataError
@@ -151,11 +199,11 @@ def _row(text: str, tokenizer: Any, longest: int) -> dict[str, Any]:
     ids = tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]
     if not 0 < len(ids) <= longest:
         raise DataError(f"--prompt has {len(ids)} tokens; the model takes 1 to {longest}.")
-    input_ids = torch.full((longest,), tokenizer.pad_token_id, dtype=torch.int64)
-    input_ids[-len(ids) :] = torch.tensor(ids)
-    mask = torch.zeros(longest, dtype=torch.int64)
-    mask[-len(ids) :] = 1
-    return {"input_ids": input_ids, "attention_mask": mask, "position_ids": (mask.cumsum(0) - 1).clamp(min=0)}
+    return {
+        "input_ids": torch.tensor(ids),
+        "attention_mask": torch.ones(len(ids), dtype=torch.int64),
+        "position_ids": torch.arange(len(ids)),
+    }
 
 
 def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any], tokenizer: Any) -> DataProto:

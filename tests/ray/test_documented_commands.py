@@ -83,7 +83,7 @@ SMALL = (
 )
 """For the dots at the end of a command. What stands before them wins: it is put behind."""
 SHORTER = {
-    "make quickstart ARGS": "trainer.total_training_steps=2 trainer.save_freq=2 trainer.default_local_dir=quick",
+    "make quickstart ARGS": "trainer.total_training_steps=2 trainer.default_local_dir=quick",
     "paceline quickstart --placement": "trainer.total_training_steps=2",
     "paceline quickstart algorithm": "trainer.total_training_steps=2",
 }

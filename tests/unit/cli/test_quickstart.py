@@ -156,6 +156,13 @@ def test_preset_runs_ppo_with_critic_and_reference_and_samples_in_validation(pla
     assert config.actor_rollout_ref.rollout.val_kwargs.temperature == 1.0
 
 
+def test_preset_saves_the_last_step_and_none_before() -> None:
+    trainer = quickstart.compose_config("colocated", []).trainer
+    assert trainer.save_freq == trainer.total_training_steps
+    fewer = quickstart.compose_config("colocated", ["trainer.total_training_steps=4"]).trainer
+    assert fewer.save_freq > 0  # that is, at the end too
+
+
 def test_placements_differ_in_nothing_but_the_devices() -> None:
     colocated, split = (OmegaConf.to_container(quickstart.compose_config(name, [])) for name in ("colocated", "split"))
     for config in (colocated, split):

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paceline import cli
-from paceline.cli.rollout import find_model
+from paceline.cli.rollout import find_model, read_prompts
+from paceline.config import PPOConfig
+from paceline.data import rl_dataset
+from paceline.data.tokenizer import load_tokenizer
 from paceline.errors import ConfigError
+from tests.runs import make_material
 
 
 def rollout(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -74,6 +80,7 @@ def test_checkpoints_that_were_set_aside_are_not_the_latest_and_can_be_named(
         ({"--model": "{there}/file"}, "There is no tokenizer at {there}/file: "),
         ({"--model": "{there}/empty"}, "There is no tokenizer at {there}/empty: "),
         ({"--output": "{there}/none/rows.jsonl"}, "--output {there}/none/rows.jsonl: there is no folder {there}/none."),
+        ({"--output": "{there}/empty"}, "--output {there}/empty is a folder. Give a file in it."),
     ],
 )
 def test_what_can_not_be_read_or_written_is_told_before_anything_is_sampled(
@@ -102,3 +109,46 @@ def test_a_known_source_is_scored_without_a_run(finished_run: Path, capsys: pyte
     model, data = finished_run.parent / "model", finished_run.parent / "test.parquet"
     text = rollout(capsys, "--model", model, "--data", data, "--limit", 1, "--max-tokens", 4)
     assert "score 0, ground truth" in text
+
+
+def test_a_secret_that_the_reward_needs_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run saves *** for it, which would go to the function as if it were the key."""
+    (tmp_path / "checkpoints/global_step_2/actor").mkdir(parents=True)
+    (tmp_path / "checkpoints/global_step_2/actor/config.json").touch()
+    saved = tmp_path / "config.yaml"
+    reward = "custom_reward_function: {path: reward.py, reward_kwargs: {judge: {api_key: VALUE}, url: 'http://a'}}\n"
+    unused = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {HF_TOKEN: '***'}}}}\n"
+    saved.write_text(reward.replace("VALUE", "'***'") + unused)
+    with pytest.raises(ConfigError) as caught:
+        find_model(str(tmp_path), None)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"custom_reward_function.reward_kwargs.judge.api_key is *** in {saved}: ")
+    assert "Write ${oc.env:NAME} there" in problem
+
+    saved.write_text(reward.replace("VALUE", "'${oc.env:JUDGE_KEY}'") + unused)
+    with pytest.raises(ConfigError, match="JUDGE_KEY"):
+        find_model(str(tmp_path), None)
+    monkeypatch.setenv("JUDGE_KEY", "abc")
+    given = find_model(str(tmp_path), None).config.custom_reward_function.reward_kwargs
+    assert given == {"judge": {"api_key": "abc"}, "url": "http://a"}
+
+
+def test_prompts_take_no_more_memory_than_the_longest_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    material = make_material(tmp_path)
+    tokenizer = load_tokenizer(str(material / "model"))
+    collated: list[dict[str, Any]] = []
+    collate = rl_dataset.collate_fn
+    monkeypatch.setattr(rl_dataset, "collate_fn", lambda rows: collated.extend(rows) or collate(rows))
+    names = ("input_ids", "attention_mask", "position_ids")
+    for asked in ({"data": str(material / "test.parquet"), "limit": 6}, {"data": None, "prompt": ["1+1=", "12345+1="]}):
+        collated.clear()
+        batch = read_prompts(Namespace(**asked), PPOConfig(), tokenizer)
+        lengths = batch["attention_mask"].sum(dim=-1)
+        width = int(lengths.max())
+        assert int(lengths.min()) < width
+        assert {row[name].untyped_storage().nbytes() for row in collated for name in names} == {8 * width}
+        for row, length in zip(range(len(lengths)), lengths.tolist(), strict=True):
+            padding = width - length
+            assert batch["input_ids"][row, :padding].tolist() == [tokenizer.pad_token_id] * padding
+            assert batch["attention_mask"][row].tolist() == [0] * padding + [1] * length
+            assert batch["position_ids"][row].tolist() == [0] * padding + list(range(length))

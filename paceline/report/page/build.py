@@ -31,6 +31,12 @@ def page_data(folders: Sequence[Path], steps: Iterable[int] = ()) -> dict[str, A
     limits = Limits.shared_by(len(folders), steps)
     names = run_names(folders)
     runs = [read_run(folder, name, limits) for folder, name in zip(folders, names, strict=True)]
+    shown = {part["step"] for run in runs for part in (*run["gantt"]["steps"], *run["samples"])}
+    if missing := sorted(limits.steps - shown):
+        raise DataError(
+            f"No run has a timeline or samples of step {', '.join(map(str, missing))}; there are steps "
+            f"{min(shown, default=0)} to {max(shown, default=0)}."
+        )
     return {
         "runs": runs,
         "meanings": {key.name: description(key) for key in walk_keys() if not key.is_section},

@@ -196,7 +196,7 @@ function showCurves() {
   for (const [title, wanted] of CHARTS) {
     const metrics = wanted instanceof RegExp ? known.filter((name) => wanted.test(name)) : wanted.filter((name) => known.includes(name));
     if (!metrics.length) continue;
-    if (COMPARES) for (const metric of wanted instanceof RegExp ? metrics : metrics.slice(0, 1)) {
+    if (COMPARES) for (const metric of metrics) {
       charts.push(chart(wanted instanceof RegExp ? metric : `${title}: ${metric}`, linesOf([metric]), weight));
     } else {
       charts.push(chart(title, linesOf(metrics), weight));

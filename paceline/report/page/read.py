@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -113,7 +115,6 @@ def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], sta
     def values(name: str) -> list[float]:
         return [number for line in lines if (number := finite(line.get(name))) is not None]
 
-    trained = [line for line in lines if "critic/score/mean" in line]
     total = (status or {}).get("total_steps") or at("trainer.total_training_steps")
     rows = [
         ("state", _state(status)),
@@ -126,8 +127,7 @@ def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], sta
         ("model", str(at("actor_rollout_ref.model.path"))),
         ("algorithm", f"{at('algorithm.adv_estimator')}, seed {at('trainer.seed')}"),
     ]
-    if trained:
-        score = values("critic/score/mean")
+    if score := values("critic/score/mean"):
         few = max(1, min(10, len(score) // 4))
         first, last = (statistics.mean(part) for part in (score[:few], score[-few:]))
         rows.append(("training score", f"{first:.3f} → {last:.3f} (mean of {few} steps)"))
@@ -241,17 +241,30 @@ def read_checkpoints(folder: Path, limits: Limits) -> list[dict[str, Any]]:
         step = path.name.removeprefix("global_step_")
         if not step.isdigit() or not path.is_dir():
             continue
-        files = [file for file in path.rglob("*") if file.is_file()]
+        try:
+            parts = sorted(part.name for part in path.iterdir() if part.is_dir() and part.name[0] != ".")
+        except FileNotFoundError:  # a live run has just removed it
+            continue
         found.append(
             {
                 "step": int(step),
-                "parts": sorted(part.name for part in path.iterdir() if part.is_dir() and part.name[0] != "."),
-                "bytes": sum(file.stat().st_size for file in files),
+                "parts": parts,
+                "bytes": _bytes_below(path),
                 "complete": (path / "trainer.json").is_file(),
                 "path": str(path.resolve()),
             }
         )
     return sorted(found, key=lambda checkpoint: checkpoint["step"])[-limits.checkpoints :]
+
+
+def _bytes_below(folder: Path) -> int:
+    """Of all files in it, without those that a live run removes meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):  # unlike rglob, it passes over a folder that vanishes
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
+    return total
 
 
 def read_environment(folder: Path) -> Any:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -94,6 +95,8 @@ def test_a_step_that_is_asked_for_is_shown_in_any_case(finished_run: Path) -> No
             assert (3 in steps) == with_3
             assert steps == sorted(steps)
             assert 99 not in steps
+    with pytest.raises(DataError, match="No run has a timeline or samples of step 99; there are steps 0 to 4"):
+        page_data([finished_run], [3, 99])
 
 
 def test_a_run_that_was_started_anew_shows_nothing_of_the_one_before(tmp_path: Path) -> None:
@@ -212,3 +215,35 @@ def test_metrics_that_can_not_be_read_are_counted_on_the_page(finished_run: Path
     summary = dict(read_run(tmp_path, "run", Limits())["summary"])
     assert summary["unreadable"] == "1 lines of metrics.jsonl"
     assert "unreadable" not in dict(read_run(finished_run, "run", Limits())["summary"])
+
+
+def test_a_run_whose_scores_are_all_nan_has_a_page(tmp_path: Path) -> None:
+    lines = [{"step": step, "critic/score/mean": "NaN"} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = dict(read_run(tmp_path, "run", Limits())["summary"])
+    assert summary["steps"] == "2"
+    assert "training score" not in summary
+
+
+def test_a_checkpoint_may_vanish_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that goes on removes old ones."""
+    for step in (2, 4):
+        actor = tmp_path / f"checkpoints/global_step_{step}/actor"
+        actor.mkdir(parents=True)
+        for name in ("a.bin", "b.bin"):
+            (actor / name).write_bytes(b"1234")
+    (tmp_path / "metrics.jsonl").touch()
+    stat = os.stat
+
+    def stat_and_remove(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        found = stat(path, *args, **kwargs)
+        if "global_step_2/actor/" in str(path):
+            monkeypatch.setattr(os, "stat", stat)
+            shutil.rmtree(tmp_path / "checkpoints/global_step_2")
+        return found
+
+    monkeypatch.setattr(os, "stat", stat_and_remove)
+    sizes = {found["step"]: found["bytes"] for found in read_run(tmp_path, "run", Limits())["checkpoints"]}
+    assert not (tmp_path / "checkpoints/global_step_2").exists()
+    assert sizes[4] == 8
+    assert sizes.get(2, 0) <= 4

@@ -117,6 +117,22 @@ def test_a_page_that_compares(browser: Browser, run: Path) -> None:
     assert browser.run("document.querySelector('#gantt svg').dataset.step") == "2"
 
 
+def test_every_metric_of_a_chart_is_compared(browser: Browser, tmp_path: Path) -> None:
+    """Also one that only one of the runs has."""
+    runs = {"first": {"actor/ppo_kl": 0.1, "actor/kl_loss": 0.2}, "second": {"actor/ppo_kl": 0.3}}
+    for name, metrics in runs.items():
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": step, **metrics}) + "\n" for step in (1, 2)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    write_page([tmp_path / name for name in runs], tmp_path / "compare.html")
+    browser.open(tmp_path / "compare.html")
+    assert browser.errors == []
+    assert {title: curves for title, curves, _ in browser.run(POINTS)} == {
+        "KL divergence: actor/ppo_kl": 2,
+        "KL divergence: actor/kl_loss": 1,
+    }
+
+
 def test_a_run_that_has_only_begun(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("trainer:\n  seed: 3\n")
     write_page([tmp_path], tmp_path / "report.html")

@@ -19,6 +19,7 @@ from paceline import errors
 from paceline.config import PPOConfig
 from paceline.config.keys import nearest
 from paceline.config.load import to_dictconfig
+from paceline.config.secrets import masked, without_secrets
 from paceline.errors import ConfigError, PacelineError, ResourceError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
@@ -31,6 +32,10 @@ LOG_SECONDS = 0.5
 NODE_SECONDS = 300.0
 """How long a restart waits for nodes, if what is left of the cluster is too small."""
 NODE_POLL_SECONDS = 2.0
+OWN_RAY = {"num_workers_soft_limit": 0, "enable_metrics_collection": False}
+"""For a Ray of this run alone: no process kept for tasks, as a run has none but the one that reads the last words of a
+process that died on another node, and no metrics, which nothing reads without a dashboard. Each idle process takes 1 %
+of a core, and a step waits for its slowest thread."""
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
 
@@ -242,11 +247,17 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
         raise ConfigError(problems)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
     try:
-        address = os.environ.get("RAY_ADDRESS", "local")
-        ray.init(**{"include_dashboard": False, "address": address, **ray_init, "runtime_env": runtime_env})
+        ray_init = {"include_dashboard": False, "address": os.environ.get("RAY_ADDRESS", "local"), **ray_init}
+        if ray_init["address"] == "local" and not ray_init["include_dashboard"]:
+            ray_init["_system_config"] = OWN_RAY | dict(ray_init.get("_system_config") or {})
+        ray.init(**ray_init, runtime_env=runtime_env)
     except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
-        given = ", ".join(f"{name}={value}" for name, value in ray_init.items())
-        raise ConfigError(f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {error}") from error
+        # `ray_init` has no runtime_env: any variable in it may be a secret.
+        shown = without_secrets({name: ray_init[name] for name in cfg.ray_kwargs.ray_init if name in ray_init})
+        given = ", ".join(f"{name}={value}" for name, value in shown.items())
+        raise ConfigError(
+            f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {masked('', str(error))}"
+        ) from error
     return {}
 
 

@@ -61,24 +61,31 @@ def make_mixed_material(folder: Path, rows: int = 12) -> Path:
     return folder
 
 
-def teach(folder: Path, answers: dict[str, str], steps: int = 250) -> None:
-    """Let the tiny model in `folder` learn by heart what to answer to each user's message."""
+def teach(folder: Path, answers: dict[str, str], most_steps: int = 2000) -> None:
+    """Let the tiny model in `folder` learn by heart what to answer to each user's message, until it surely does."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     prompts = [
         tokenizer.apply_chat_template([{"role": "user", "content": asked}], tokenize=False, add_generation_prompt=True)
         for asked in answers
     ]
-    texts = [f"{prompt}{answer}<eos>" for prompt, answer in zip(prompts, answers.values(), strict=True)]
+    endings = [f"{answer}<eos>" for answer in answers.values()]
+    texts = [prompt + ending for prompt, ending in zip(prompts, endings, strict=True)]
     batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(steps):
+    lengths = torch.tensor([len(tokenizer(ending, add_special_tokens=False)["input_ids"]) for ending in endings])
+    tokens_left = batch["attention_mask"].flip(1).cumsum(1).flip(1)
+    is_answer = batch["attention_mask"].bool() & (tokens_left <= lengths[:, None])
+    labels = batch["input_ids"].masked_fill(~is_answer, -100)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(most_steps):
         loss = model(**batch, labels=labels).loss
+        if float(loss) < 0.005:
+            model.save_pretrained(folder)
+            return
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    model.save_pretrained(folder)
+    raise AssertionError(f"the loss is {float(loss):.3f} after {most_steps} steps")
 
 
 def mixed_config(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:

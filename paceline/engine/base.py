@@ -257,7 +257,7 @@ class Engine(ABC):
         elif self.optimizer is not None:
             for state in self.optimizer.state.values():
                 for name, value in state.items():
-                    if value.dim() > 0:  # AdamW keeps its step counts in main memory.
+                    if value.dim() > 0:  # Step counts are single numbers, and stay where AdamW wants them.
                         state[name] = value.to(device)
 
     # What a backend defines.

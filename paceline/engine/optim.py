@@ -24,6 +24,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> A
         betas=tuple(config.betas),
         eps=config.eps,
         weight_decay=config.weight_decay,
+        fused=True,  # one pass over parameters and moments, without temporary copies of them
     )
 
 

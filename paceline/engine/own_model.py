@@ -145,7 +145,8 @@ class OwnModelEngine(Engine):
         for part in self.parts if self.num_steps else ():
             saved = [training["moments"][name] for name in part.names] if self.rank == 0 else []
             state = {key: self._share(part, [moments[key] for moments in saved]) for key in ("exp_avg", "exp_avg_sq")}
-            self.optimizer.state[part.parameter] = {"step": torch.tensor(float(self.num_steps)), **state}
+            step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
+            self.optimizer.state[part.parameter] = {"step": step, **state}
         for group in self.optimizer.param_groups:
             if "step" in group:  # Fused Adams count here.
                 group["step"] = self.num_steps
@@ -219,7 +220,7 @@ class OwnModelEngine(Engine):
                 tensor = torch.empty(known.shape, dtype=known.dtype, device=self.device)
             dist.broadcast(tensor, src=0)
             tensors.append(tensor)
-        return part.from_hf(tensors)
+        return part.from_hf(tensors).contiguous()  # fused AdamW takes moments to lie in memory as their parameter does
 
     def _check_support(self, config: PretrainedConfig) -> None:
         """Raise ConfigError where this backend's model would not be the one of `config`."""

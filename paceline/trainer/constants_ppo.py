@@ -13,6 +13,10 @@ PPO_RAY_RUNTIME_ENV: dict[str, dict[str, str]] = {
         # Problems of collectives are worth a line, their start-up is not.
         "NCCL_DEBUG": "WARN",
         "VLLM_LOGGING_LEVEL": "WARN",
+        # glibc: what a step freed is kept for the next one. Given back, a model's activations would have to be got from
+        # the system again at every update, page by page.
+        "MALLOC_MMAP_THRESHOLD_": str(2**32),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
     },
 }
 """What every process of a run gets, unless the user says otherwise."""

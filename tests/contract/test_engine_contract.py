@@ -264,8 +264,20 @@ def test_training_equals_the_reference(run: Run, reference: Run, kind: str) -> N
     for seen in run.ranks:
         for metrics, expected in zip(seen[f"train/{kind}/metrics"], reference[f"train/{kind}/metrics"], strict=True):
             close_metrics(metrics, expected)
-        close(seen[f"train/{kind}/gradients"], reference[f"train/{kind}/gradients"], 1e-5)
-        close(seen[f"train/{kind}/weights"], reference[f"train/{kind}/weights"], 1e-5)
+        gradients = reference[f"train/{kind}/gradients"]
+        close(seen[f"train/{kind}/gradients"], gradients, 1e-5)
+        close(
+            where_gradients_are_no_rounding(seen[f"train/{kind}/weights"], gradients),
+            where_gradients_are_no_rounding(reference[f"train/{kind}/weights"], gradients),
+            1e-5,
+        )
+
+
+def where_gradients_are_no_rounding(weights: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """AdamW divides by a gradient's size, so a tiny one's rounding is a share of the learning rate in the weight."""
+    tiny = {name: (gradient != 0) & (gradient.abs() < 1e-6) for name, gradient in gradients.items()}
+    assert sum(int(mask.sum()) for mask in tiny.values()) < 0.01 * sum(mask.numel() for mask in tiny.values())
+    return {name: weight[~tiny[name]] if name in tiny else weight for name, weight in weights.items()}
 
 
 def test_metrics_are_sums_over_the_mini_batch_without_padding_rows(run: Run) -> None:

@@ -13,7 +13,7 @@ import argparse
 import importlib.util
 import random
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import islice
 from pathlib import Path
 
@@ -39,6 +39,8 @@ EXAMPLE = [
     {"role": "assistant", "content": "4 + 5 = 9\n#### 9"},
 ]
 """Begins every prompt: told the form in words alone, the model hardly ever keeps it, and there is nothing to reward."""
+SMALLEST = 2
+"""Number in a problem; `--largest` can't be less."""
 DRAWS = 100
 """How many problems are drawn, at most, for each that is wanted."""
 
@@ -67,11 +69,11 @@ def convert_model(source: Path, folder: Path) -> None:
 def one_step_problem(dice: random.Random, largest: int) -> dict[str, str]:
     """A question and its answer, as GSM8K has them."""
     text, sign = dice.choice(PROBLEMS)
-    a, b = dice.randint(2, largest), dice.randint(2, largest)
+    a, b = dice.randint(SMALLEST, largest), dice.randint(SMALLEST, largest)
     if sign == "-":
         a, b = a + b, a
     if sign == "*":
-        a, b = dice.randint(2, 9), dice.randint(2, 9)
+        a, b = dice.randint(SMALLEST, 9), dice.randint(SMALLEST, 9)
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     question = text.format(name=dice.choice(NAMES), things=dice.choice(THINGS), a=a, b=b)
     return {"question": question, "answer": f"{a} {sign} {b} = {result}\n#### {result}"}
@@ -99,12 +101,24 @@ def write_problems(folder: Path, split: str, problems: list[dict[str, str]]) -> 
     pq.write_table(pa.Table.from_pylist(rows, schema=SOURCE.schema), folder / f"{split}.parquet")
 
 
+def at_least(least: int) -> Callable[[str], int]:
+    """Reads an option that must not be less."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is too small: it takes {least} or more")
+        return value
+
+    return number
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="gets model/, train.parquet and test.parquet")
-    parser.add_argument("--train", type=int, default=2000, help="problems to train on (default: 2000)")
-    parser.add_argument("--test", type=int, default=64, help="problems to validate on (default: 64)")
-    parser.add_argument("--largest", type=int, default=20, help="largest number in sums (default: 20)")
+    parser.add_argument("--train", type=at_least(1), default=2000, help="problems to train on (default: 2000)")
+    parser.add_argument("--test", type=at_least(1), default=64, help="problems to validate on (default: 64)")
+    parser.add_argument("--largest", type=at_least(SMALLEST), default=20, help="largest number in sums (default: 20)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     source, folder = gguf_folder(), options.output.expanduser()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GRPO, for two cores: run_grpo.sh FOLDER [key=value ...], where FOLDER is what prepare.py wrote.
 set -euo pipefail
-folder=$1
+folder="${1:?usage: run_grpo.sh FOLDER [key=value ...], where FOLDER is what prepare.py wrote}"
 shift
 python -m paceline.trainer.main_ppo \
     algorithm.adv_estimator=grpo \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # PPO with a critic, for two cores: run_ppo.sh FOLDER [key=value ...], where FOLDER is what prepare.py wrote.
 set -euo pipefail
-folder=$1
+folder="${1:?usage: run_ppo.sh FOLDER [key=value ...], where FOLDER is what prepare.py wrote}"
 shift
 python -m paceline.trainer.main_ppo \
     data.train_files="$folder/train.parquet" \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -42,3 +43,30 @@ def test_questions_that_do_not_suffice_are_told(
     monkeypatch.setattr(prepare, "THINGS", ("eggs",))
     with pytest.raises(SystemExit, match="--test 64: there are too few other questions"):
         prepare.main(["--output", str(tmp_path), "--largest", "2"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--largest", "1", "argument --largest: 1 is too small: it takes 2 or more"),
+        ("--train", "0", "argument --train: 0 is too small: it takes 1 or more"),
+        ("--test", "-3", "argument --test: -3 is too small: it takes 1 or more"),
+        ("--test", "many", "argument --test: invalid number value: 'many'"),
+    ],
+)
+def test_a_number_that_gives_no_problems_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str, value: str, message: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        prepare.main(["--output", str(tmp_path / "new"), option, value])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("script", ["run_grpo.sh", "run_ppo.sh"])
+def test_a_script_without_a_folder_says_what_it_takes(script: str) -> None:
+    path = Path(prepare.__file__).with_name(script)
+    done = subprocess.run([str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert f"usage: {script} FOLDER [key=value ...]" in done.stderr

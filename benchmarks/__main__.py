@@ -38,6 +38,8 @@ def main() -> int:
         parser.error(f"{', '.join(sorted(unknown))}: no such benchmark; there are {', '.join(BENCHMARKS)}")
     if args.output and not args.output.parent.is_dir():
         parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
+    if args.output and args.output.is_dir():
+        parser.error(f"--output {args.output} is a folder")
     names = args.names or BENCHMARKS
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -73,8 +75,9 @@ def page(names: Sequence[str], failed: Sequence[str], records: Path) -> Iterator
     yield f"Python {about['python']}, {versions}."
     yield from peer_versions(names)
     yield ""
-    yield "All ways to do the same work took turns, in one process or process by process. The ratio of a line is the"
-    yield "median of the **bold** way divided by the median of this one."
+    yield "All ways to do the same work took turns: in one process, process by process, or processes in slices of two"
+    yield "seconds (the PPO step). The ratio of a line is the median of the **bold** way divided by the median of this"
+    yield "one: of seconds and bytes, less than 1 says that the bold way is the better one; of work per second, more."
     yield "[Performance](performance.md) says what the figures mean."
     yield ""
     yield from markdown(records)

@@ -2,8 +2,8 @@
 
 One configuration of PPO with reference and reward model on two devices, in turns. The critical path of a step is
 computed from the durations of its own calls: what must wait for what, and for its turn on the pool, with nothing lost
-in between. Printed: seconds of a step and its ratio to that critical path (medians over steps, the first left out), and
-which calls really ran at the same time.
+in between. Printed: seconds of a step and its ratio to that critical path, how long each call took, and which calls
+really ran at the same time; all of them medians over steps, the first left out.
 
     python -m benchmarks.overlap
 """
@@ -151,18 +151,31 @@ def critical_path(steps: list[Durations]) -> list[float]:
     return [later - earlier for earlier, later in pairwise(starts)]
 
 
+def inner_steps(calls: Mapping[int, Mapping[str, Span]]) -> list[int]:
+    """All but the first, which warms up, and the last, which no rollout follows."""
+    return sorted(calls)[1:-1]
+
+
+def median_durations(calls: Mapping[int, Mapping[str, Span]]) -> dict[str, float]:
+    """Seconds of each call. Of the same steps as `overlaps`, so that no two calls share more than either has."""
+    steps = [calls[step] for step in inner_steps(calls)]
+    return {
+        phase: statistics.median(step[method][1] - step[method][0] for step in steps)
+        for method, phase in PHASES.items()
+    }
+
+
 def overlaps(calls: Mapping[int, Mapping[str, Span]]) -> dict[tuple[str, str], float]:
-    """Seconds per step in which two calls ran at the same time; a call of the next step is marked with +1."""
-    totals: dict[tuple[str, str], float] = {}
-    numbers = sorted(calls)[1:-1]
-    for step in numbers:
+    """Seconds of a step (median) in which two calls ran at the same time; a call of the next step is marked with +1."""
+    together: dict[tuple[str, str], list[float]] = {}
+    for step in inner_steps(calls):
         named = {phase: calls[step][method] for method, phase in PHASES.items()}
         named["rollout +1"] = calls[step + 1]["generate_sequences"]
         for (first, a), (second, b) in combinations(named.items(), 2):
             shared = min(a[1], b[1]) - max(a[0], b[0])
-            if shared > 0:
-                totals[first, second] = totals.get((first, second), 0.0) + shared / len(numbers)
-    return totals
+            together.setdefault((first, second), []).append(max(shared, 0.0))
+    medians = {pair: statistics.median(seconds) for pair, seconds in together.items()}
+    return {pair: seconds for pair, seconds in medians.items() if seconds > 0}
 
 
 def main() -> None:
@@ -196,10 +209,9 @@ def main() -> None:
     }
     report("split step / its critical path", ratios, "ratio", of="full")
     print("\nseconds of each call (median):")
-    for method, phase in PHASES.items():
-        seconds = statistics.median(calls[method][1] - calls[method][0] for calls in typical.values())
+    for phase, seconds in median_durations(typical).items():
         print(f"  {phase:<18}{seconds:>6.2f}")
-    print("\nat the same time with overlap=full (seconds per step):")
+    print("\nat the same time with overlap=full (seconds of a step, median):")
     for (first, second), seconds in sorted(overlaps(typical).items(), key=lambda item: -item[1]):
         print(f"  {first:<18}{second:<18}{seconds:>6.2f}")
 

@@ -22,7 +22,7 @@ def report(work: str, measured: Mapping[str, Sequence[float]], unit: str, *, of:
     print(f"\n{work:<48}{unit:>12}{'quartiles':>22}{of + ' /':>24}")
     lines = []
     for name, values in measured.items():
-        low, middle, high = statistics.quantiles(values, n=4)
+        low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
         ratio = "" if name == of else f"{own / middle:.2f}"
         lines.append([name, _short(middle), f"{_short(low)} .. {_short(high)}", ratio])
         print(f"  {name:<46}{lines[-1][1]:>12}{lines[-1][2]:>22}{ratio:>24}", flush=True)

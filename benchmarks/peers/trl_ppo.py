@@ -1,15 +1,14 @@
-"""PPO steps of TRL 1.12.0 on a policy, a reward model and prompts from files; prints their seconds as JSON.
+"""PPO steps of TRL 1.12.0 on a policy, a reward model and prompts from files; notes when each ended.
 
 Runs in an environment of its own: see `make bench-peers`.
 
-    python trl_ppo.py MATERIAL WORKLOAD PROMPTS_PER_STEP RESPONSE_TOKENS THREADS
+    python trl_ppo.py MATERIAL WORKLOAD PROMPTS_PER_STEP THREADS FOLDER RESPONSE_TOKENS
 """
 
 import json
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -24,14 +23,15 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer
 
 
 class StepClock(TrainerCallback):
-    def __init__(self):
-        self.ends = []
+    def __init__(self, file):
+        self.file = file
 
     def on_step_end(self, *args, **kwargs):
-        self.ends.append(time.perf_counter())
+        with self.file.open("a") as ends:
+            ends.write(f"{time.time()}\n")
 
 
-def main(material, workload, prompts_per_step, response_tokens, threads):
+def main(material, workload, prompts_per_step, threads, output_folder, response_tokens):
     torch.set_num_threads(int(threads))
     folder = Path(material)
     prompts = json.loads((folder / f"{workload}.json").read_text())
@@ -40,14 +40,15 @@ def main(material, workload, prompts_per_step, response_tokens, threads):
     policy, reference = (AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32) for _ in range(2))
     judge = AutoModelForSequenceClassification.from_pretrained(folder / "judge", dtype=torch.float32)
     critic = AutoModelForSequenceClassification.from_pretrained(folder / "policy", num_labels=1, dtype=torch.float32)
-    clock = StepClock()
+    clock = StepClock(Path(output_folder) / "step_ends.txt")
     rows = int(prompts_per_step)
     with tempfile.TemporaryDirectory() as output:
         trainer = PPOTrainer(
             args=PPOConfig(
                 output_dir=output,
-                per_device_train_batch_size=rows // 2,
-                gradient_accumulation_steps=2,
+                # With these three, an optimizer step follows each half of the rows, as in the other loops.
+                per_device_train_batch_size=rows,
+                gradient_accumulation_steps=1,
                 num_mini_batches=2,
                 num_ppo_epochs=1,
                 total_episodes=len(prompts),
@@ -72,10 +73,7 @@ def main(material, workload, prompts_per_step, response_tokens, threads):
             eval_dataset=data,
             callbacks=[clock],
         )
-        start = time.perf_counter()
         trainer.train()
-    ends = [start, *clock.ends]
-    print(json.dumps({"seconds": [after - before for before, after in pairwise(ends)][1:]}))
 
 
 if __name__ == "__main__":

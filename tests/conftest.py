@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -16,3 +18,16 @@ def cache_outside_the_home_folder(tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_groups_end_with_their_file() -> Iterator[None]:
+    """Files share a process, in an order of their own. vLLM keeps its groups in module variables; left to the garbage
+    collector, it would end those of a later file, or that file theirs."""
+    yield
+    torch, vllm = (sys.modules.get(name) for name in ("torch.distributed", "vllm.distributed.parallel_state"))
+    if vllm is not None:
+        gc.collect()
+        vllm.cleanup_dist_env_and_memory()
+    if torch is not None and torch.is_initialized():
+        torch.destroy_process_group()

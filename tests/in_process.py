@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from paceline.single_controller.in_process import InProcessWorkerGroup
@@ -20,3 +21,4 @@ def build_in_process(config: dict[str, Any], task_runner_class: type[TaskRunner]
 def train_in_process(config: dict[str, Any], task_runner_class: type[TaskRunner] = TaskRunner) -> None:
     """What `TaskRunner.run` does, without Ray."""
     build_in_process(config, task_runner_class).fit()
+    gc.collect()  # now, not in the middle of a later run: with its last object, vLLM ends all process groups

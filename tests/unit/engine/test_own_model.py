@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from paceline.config import ModelConfig
 from paceline.engine import get_engine
@@ -22,11 +21,9 @@ DOCS = Path(__file__).parents[3] / "docs/training_backends.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def example():
+def example() -> None:
     [code] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     exec(code, {"__name__": "example"})
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
 import mmap
 import os
@@ -61,8 +60,6 @@ def started(folder: Path) -> Iterator[tuple[VllmRollout, dict[str, object], dict
     )
     yield engine, before, process()
     del os.environ["LOCAL_WORLD_SIZE"]
-    del engine
-    gc.collect()
 
 
 def test_starting_leaves_the_process_as_it_was(started) -> None:

@@ -1,15 +1,19 @@
-"""A Hugging Face model as the engines call it: the body on all tokens, the head only where an answer is wanted."""
+"""A Hugging Face model as the engines call it: what comes after its last attention only where an answer is wanted."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from paceline.engine.cpu_linear import faster_linear
 from paceline.engine.inputs import ModelCall
+from paceline.engine.last_mlp import WantedTokens, find_last_mlp
 from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
 from paceline.engine.model import ModelKind
 
@@ -31,15 +35,34 @@ class AnswerModel(nn.Module):
         self.kind = kind
         self.head_apart = kind == "causal_lm" and _has_plain_head(model)
         """Whether log-probs are computed from hidden states, in chunks, and not from the model's own logits."""
+        last_mlp = find_last_mlp(model)
+        self.mlp_apart = last_mlp is not None
+        """Whether the last layer's MLP computes no other tokens than those whose answer is wanted."""
+        self._in_last_mlp = None if last_mlp is None else WantedTokens(last_mlp)
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
-        """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`."""
-        if self.kind == "causal_lm":
-            statistics = self._from_hidden_states if self.head_apart else self._from_logits
-            log_probs, entropy = statistics(call, temperature)
-            return {"log_probs": log_probs, "entropy": entropy}
-        outputs = self.model(**call.inputs).logits.flatten(0, 1)[call.places, 0].float()
-        return {"values" if self.kind == "value" else "scores": outputs}
+        """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`.
+
+        Called, and gradients taken, within `calls`.
+        """
+        if self._in_last_mlp is not None:
+            self._in_last_mlp.places = call.places if self.mlp_apart else None
+        with faster_linear(call.places.device.type):
+            if self.kind == "causal_lm":
+                statistics = self._from_hidden_states if self.head_apart else self._from_logits
+                log_probs, entropy = statistics(call, temperature)
+                return {"log_probs": log_probs, "entropy": entropy}
+            outputs = self.model(**call.inputs).logits.flatten(0, 1)[call.places, 0].float()
+            return {"values" if self.kind == "value" else "scores": outputs}
+
+    @contextmanager
+    def calls(self) -> Iterator[None]:
+        """Behind it the model is as any other, such as for a rollout."""
+        try:
+            yield
+        finally:
+            if self._in_last_mlp is not None:
+                self._in_last_mlp.places = None
 
     def _from_hidden_states(self, call: ModelCall, temperature: float) -> tuple[Tensor, Tensor]:
         hidden = self.model.base_model(**call.inputs).last_hidden_state.flatten(0, 1)[call.places]
@@ -70,20 +93,26 @@ def _scales_logits(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def settle_head(answers: AnswerModel, root: nn.Module, call: ModelCall, rounding: float) -> None:
-    """Compare both ways to log-probs on `call`, and keep to the model's own logits if they differ. Collective.
+def settle_shortcuts(answers: AnswerModel, root: nn.Module, call: ModelCall, rounding: float) -> None:
+    """Compare each shortcut with the model's own way on `call`, and do without those that change it. Collective.
 
     `root` is what is called: `answers`, or what a backend wrapped around it. `rounding` is one of ROUNDING.
     """
-    if not answers.head_apart:
-        return
-    apart = root(call, 1.0)["log_probs"]
-    answers.head_apart = False
-    own = root(call, 1.0)["log_probs"]
+    shortcuts = {
+        "head_apart": "the logits of %s are not its head's output: they are made for a whole micro-batch at a time.",
+        "mlp_apart": "the last MLP of %s is not all that follows its last attention: it computes every token.",
+    }
+    wanted = [name for name in shortcuts if getattr(answers, name)]
+    for name in wanted:
+        setattr(answers, name, False)
+    own = _first(root(call, 1.0))
     allowed = 0.01 * (own.max() - own.min()) + rounding * own.abs().max()
-    answers.head_apart = bool((apart - own).abs().max() <= allowed)
-    if not answers.head_apart:
-        logger.warning(
-            "the logits of %s are not its head's output: they are made for a whole micro-batch at a time.",
-            type(answers.model).__name__,
-        )
+    for name in wanted:
+        setattr(answers, name, True)
+        if bool((_first(root(call, 1.0)) - own).abs().max() > allowed):
+            setattr(answers, name, False)
+            logger.warning(shortcuts[name], type(answers.model).__name__)
+
+
+def _first(columns: dict[str, Tensor]) -> Tensor:
+    return next(iter(columns.values()))

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import AdamW
 from transformers import PreTrainedModel
 
-from paceline.engine.answers import ROUNDING, AnswerModel, settle_head
+from paceline.engine.answers import ROUNDING, AnswerModel, settle_shortcuts
 from paceline.engine.checkpoint import (
     Snapshot,
     TrainingState,
@@ -92,9 +92,9 @@ class Engine(ABC):
         self.model = self._build_model()
         if self.spec.lora is not None:
             add_adapter(self.model, self.spec.lora, self.spec.model.path)
-        answers = AnswerModel(self.model, self.spec.kind)
-        self.root = self._distribute(answers)
-        self._check_model(answers)
+        self._answers = AnswerModel(self.model, self.spec.kind)
+        self.root = self._distribute(self._answers)
+        self._check_model()
         if self.spec.optim is not None:
             self.optimizer = make_optimizer(self.model.parameters(), self.spec.optim)
         offload: dict[Part, bool] = {"parameters": self.spec.param_offload, "optimizer": self.spec.optimizer_offload}
@@ -122,7 +122,7 @@ class Engine(ABC):
             raise RuntimeError("this engine has no optimizer; give its EngineSpec an `optim` to train.")
         sums: dict[str, list[Tensor]] = defaultdict(list)
         with self._training(optimizer):
-            with self._attention():
+            with self._calls():
                 for rows in self._micro_batches(data, micro_batch_size, max_tokens):
                     if rows is None:
                         self._forward_idle().backward()
@@ -158,7 +158,7 @@ class Engine(ABC):
         """
         parts: dict[str, list[Tensor]] = defaultdict(list)
         order: list[Tensor] = []
-        with self.on_device(), self._attention():
+        with self.on_device(), self._calls():
             for rows in self._micro_batches(data, micro_batch_size, max_tokens):
                 if rows is None:
                     self._forward_idle()
@@ -324,18 +324,23 @@ class Engine(ABC):
         return TrainingState(self.model, self.root, self.optimizer, self.num_steps)
 
     @torch.no_grad()
-    def _check_model(self, answers: AnswerModel) -> None:
+    def _check_model(self) -> None:
         """What can't be known of a model without calling it."""
         rounding = ROUNDING[self.compute_dtype]
-        with self._precision():
-            settle_head(answers, self.root, padded_call(two_sequences(), self.spec.kind, self.device), rounding)
-        if self.spec.model.use_remove_padding:
-            check_packing(self.model, self._answer, rounding)
-            self._packs = True
+        with self._calls():
+            call = padded_call(two_sequences(), self.spec.kind, self.device)
+            with self._precision():
+                settle_shortcuts(self._answers, self.root, call, rounding)
+            if self.spec.model.use_remove_padding:
+                check_packing(self.model, self._answer, rounding)
+        self._packs = self.spec.model.use_remove_padding
         self._after_inference()
 
-    def _attention(self) -> AbstractContextManager[None]:
-        return packed_attention(self.model) if self._packs else nullcontext()
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        """The model is called, and gradients are taken, within this context."""
+        with self._answers.calls(), packed_attention(self.model) if self._packs else nullcontext():
+            yield
 
     def _forward(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
         answers = self._answer(micro_batch, packed=self._packs, temperature=temperature)

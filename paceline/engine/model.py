@@ -28,6 +28,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig, TrainedModelConfig
+from paceline.engine.cpu_linear import same_way_again
 from paceline.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,9 @@ def _prepare(built: PreTrainedModel, model: ModelConfig, kind: ModelKind, *, tra
         built.forward = types.MethodType(_score_every_token, built)
     if train and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing:
         # There is no dropout whose random state would have to be replayed.
-        built.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+        built.gradient_checkpointing_enable(
+            {"use_reentrant": False, "preserve_rng_state": False, "context_fn": same_way_again}
+        )
     built.requires_grad_(train)
     return built.eval()
 

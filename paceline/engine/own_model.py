@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -181,6 +182,9 @@ class OwnModelEngine(Engine):
 
     def _distribute(self, answers: AnswerModel) -> nn.Module:
         raise RuntimeError(f"strategy={self.strategy} has a model of its own.")
+
+    def _calls(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def _answer(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
         return self.root(aligned_call(micro_batch, self.spec.kind, self.device), temperature)

@@ -1,0 +1,107 @@
+"""Linear layers on processors that are left half idle by the library which torch multiplies matrices with.
+
+On AMD's processors MKL computes float32 with AVX2, also where there is AVX-512. oneDNN, which torch has for other
+purposes, takes what is there: products of a training step are twice as fast. Results differ in rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import linear
+from torch.overrides import TorchFunctionMode
+
+SMALLEST_PRODUCT = 2**23
+"""Multiplications from which on oneDNN pays: a call of it costs some tens of microseconds more."""
+
+
+def faster_linear(device: str) -> AbstractContextManager[Any]:
+    """Linear layers are called within this context; of the backward pass, only layers that are called again need it."""
+    return OneDnnLinear() if device == "cpu" and mkl_keeps_to_avx2() else nullcontext()
+
+
+def same_way_again() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For gradient checkpointing: the contexts of a layer's first call, and of the call for its gradients."""
+    return nullcontext(), OneDnnLinear() if OneDnnLinear.num_entered else nullcontext()
+
+
+@cache
+def mkl_keeps_to_avx2() -> bool:
+    """Whether this is a processor of AMD with AVX-512, and torch has both libraries."""
+    try:
+        processor = Path("/proc/cpuinfo").read_text()
+    except OSError:  # there is none but on Linux
+        return False
+    return (
+        "AuthenticAMD" in processor
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and torch.backends.mkl.is_available()
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+class OneDnnLinear(TorchFunctionMode):
+    """Within this context, `linear` of float32 on a CPU goes to oneDNN, if it is large enough."""
+
+    num_entered: ClassVar[int] = 0
+
+    def __enter__(self) -> OneDnnLinear:
+        OneDnnLinear.num_entered += 1
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        OneDnnLinear.num_entered -= 1
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is linear and not kwargs and _pays(*args):
+            return _Linear.apply(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _pays(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+    return (
+        type(weight) in (Tensor, nn.Parameter)  # a DTensor, say, has a way of its own
+        and states.dtype == weight.dtype == torch.float32
+        and states.device.type == "cpu"
+        and states.numel() * len(weight) >= SMALLEST_PRODUCT
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        ctx.save_for_backward(states, weight)
+        return _product(states, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        states, weight = ctx.saved_tensors
+        of_states, of_weight, *of_bias = ctx.needs_input_grad
+        flat_grad, flat_states = grad.flatten(0, -2), states.flatten(0, -2)
+        grad_weight = None
+        if of_weight and len(weight) <= weight.shape[1]:
+            grad_weight = _product(flat_grad.T, flat_states.T)
+        elif of_weight:  # the first factor is copied: this way it is the smaller one
+            grad_weight = _product(flat_states.T, flat_grad.T).T.contiguous()
+        return (
+            _product(grad, weight.T) if of_states else None,
+            grad_weight,
+            *(flat_grad.sum(dim=0) if wanted else None for wanted in of_bias),
+        )
+
+
+def _product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """states @ weight.T + bias. What torch's compiler calls for it, too; there is no public name."""
+    return torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")

@@ -16,14 +16,17 @@ from typing import Any
 RECORDS = "PACELINE_BENCHMARK_RECORDS"
 
 
-def report(work: str, measured: Mapping[str, Sequence[float]], unit: str, *, of: str) -> None:
-    """Median and quartiles of each way to do the work, and how many times as much `of` has as each of the others."""
-    own = statistics.median(measured[of])
-    print(f"\n{work:<48}{unit:>12}{'quartiles':>22}{of + ' /':>24}")
+def report(work: str, measured: Mapping[str, Sequence[float]], unit: str, *, of: str | None) -> None:
+    """Median and quartiles of each way to do the work, and how many times as much `of` has as each of the others.
+
+    `of` is None for figures that are not compared.
+    """
+    own = statistics.median(measured[of]) if of else 0.0
+    print(f"\n{work:<48}{unit:>12}{'quartiles':>22}{of + ' /' if of else '':>24}")
     lines = []
     for name, values in measured.items():
         low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else [*values] * 3
-        ratio = "" if name == of else f"{own / middle:.2f}"
+        ratio = "" if of in (name, None) else f"{own / middle:.2f}"
         lines.append([name, _short(middle), f"{_short(low)} .. {_short(high)}", ratio])
         print(f"  {name:<46}{lines[-1][1]:>12}{lines[-1][2]:>22}{ratio:>24}", flush=True)
     _record({"work": work, "unit": unit, "of": of, "lines": lines})

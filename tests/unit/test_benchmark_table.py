@@ -22,3 +22,12 @@ def test_a_benchmark_alone_only_prints(monkeypatch, capsys):
     monkeypatch.delenv(RECORDS, raising=False)
     remark("Seen.")
     assert capsys.readouterr().out == "Seen.\n"
+
+
+def test_figures_that_are_not_compared_have_no_ratio(tmp_path, monkeypatch):
+    monkeypatch.setenv(RECORDS, str(tmp_path / "records.jsonl"))
+    report("starting", {"one": [1.0, 1.0], "other": [2.0, 2.0]}, "s", of=None)
+    assert [*markdown(tmp_path / "records.jsonl")][2:4] == [
+        "| starting (s) | one | 1 | 1 .. 1 |  |",
+        "|  | other | 2 | 2 .. 2 |  |",
+    ]

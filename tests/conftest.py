@@ -25,9 +25,9 @@ def process_groups_end_with_their_file() -> Iterator[None]:
     """Files share a process, in an order of their own. vLLM keeps its groups in module variables; left to the garbage
     collector, it would end those of a later file, or that file theirs."""
     yield
-    torch, vllm = (sys.modules.get(name) for name in ("torch.distributed", "vllm.distributed.parallel_state"))
+    dist, vllm = (sys.modules.get(name) for name in ("torch.distributed", "vllm.distributed.parallel_state"))
     if vllm is not None:
         gc.collect()
         vllm.cleanup_dist_env_and_memory()
-    if torch is not None and torch.is_initialized():
-        torch.destroy_process_group()
+    if dist is not None and dist.is_initialized():
+        dist.destroy_process_group()

@@ -20,5 +20,7 @@ def build_in_process(config: dict[str, Any], task_runner_class: type[TaskRunner]
 
 def train_in_process(config: dict[str, Any], task_runner_class: type[TaskRunner] = TaskRunner) -> None:
     """What `TaskRunner.run` does, without Ray."""
-    build_in_process(config, task_runner_class).fit()
-    gc.collect()  # now, not in the middle of a later run: with its last object, vLLM ends all process groups
+    try:
+        build_in_process(config, task_runner_class).fit()
+    finally:
+        gc.collect()  # now, not in the middle of a later run: with its last object, vLLM ends all process groups

@@ -23,7 +23,7 @@ SMALLEST_PRODUCT = 2**23
 
 
 def faster_linear(device: str) -> AbstractContextManager[Any]:
-    """Linear layers are called within this context; of the backward pass, only layers that are called again need it."""
+    """Linear layers are called within this context, also when they are called again for their gradients."""
     return OneDnnLinear() if device == "cpu" and mkl_keeps_to_avx2() else nullcontext()
 
 
@@ -70,7 +70,8 @@ class OneDnnLinear(TorchFunctionMode):
 
 def _pays(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return (
-        type(weight) in (Tensor, nn.Parameter)  # a DTensor, say, has a way of its own
+        states.dim() > 1
+        and type(weight) in (Tensor, nn.Parameter)  # a DTensor, say, has a way of its own
         and states.dtype == weight.dtype == torch.float32
         and states.device.type == "cpu"
         and states.numel() * len(weight) >= SMALLEST_PRODUCT
@@ -81,7 +82,8 @@ def _pays(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        ctx.save_for_backward(states, weight)
+        of_states, of_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(states if of_weight else None, weight if of_states else None)
         return _product(states, weight, bias)
 
     @staticmethod
@@ -89,17 +91,18 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
         of_states, of_weight, *of_bias = ctx.needs_input_grad
-        flat_grad, flat_states = grad.flatten(0, -2), states.flatten(0, -2)
-        grad_weight = None
-        if of_weight and len(weight) <= weight.shape[1]:
-            grad_weight = _product(flat_grad.T, flat_states.T)
-        elif of_weight:  # the first factor is copied: this way it is the smaller one
-            grad_weight = _product(flat_states.T, flat_grad.T).T.contiguous()
         return (
             _product(grad, weight.T) if of_states else None,
-            grad_weight,
-            *(flat_grad.sum(dim=0) if wanted else None for wanted in of_bias),
+            _weight_gradient(grad.flatten(0, -2), states.flatten(0, -2)) if of_weight else None,
+            *(grad.flatten(0, -2).sum(dim=0) if wanted else None for wanted in of_bias),
         )
+
+
+def _weight_gradient(grad: Tensor, states: Tensor) -> Tensor:
+    """grad.T @ states. The first factor of a product is copied, so that is the smaller one."""
+    if grad.shape[1] <= states.shape[1]:
+        return _product(grad.T, states.T)
+    return _product(states.T, grad.T).T.contiguous()
 
 
 def _product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

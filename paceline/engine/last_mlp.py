@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-_LINEAR_LAYERS = ("gate_proj", "up_proj", "down_proj")
+_LINEAR_LAYERS = {"gate_proj", "up_proj", "down_proj"}
 
 
 def find_last_mlp(model: PreTrainedModel) -> nn.Module | None:
     """The gated MLP of Llama and its like at the end of `model`; None for another, such as a mixture of experts."""
     layers: Any = getattr(model.base_model, "layers", None)
     mlp = getattr(layers[-1], "mlp", None) if layers else None
-    return mlp if all(hasattr(mlp, name) for name in _LINEAR_LAYERS) else None
+    if mlp is None or {name.partition(".")[0] for name, _ in mlp.named_parameters()} != _LINEAR_LAYERS:
+        return None
+    return mlp
 
 
 class WantedTokens:
@@ -32,18 +35,20 @@ class WantedTokens:
     """(wanted,) in the flattened tokens; None for all. Gradient checkpointing needs them until the backward pass."""
 
     def __init__(self, mlp: nn.Module) -> None:
+        self._shape: torch.Size | None = None
+        """Of all tokens, while some of them are computed."""
         mlp.register_forward_pre_hook(self._take)
         mlp.register_forward_hook(self._put_back)
 
-    def _take(self, mlp: nn.Module, arguments: tuple[Tensor]) -> Tensor | None:
-        if self.places is None:
+    def _take(self, mlp: nn.Module, arguments: tuple[Any, ...]) -> Tensor | None:
+        is_called_as_usual = len(arguments) == 1 and arguments[0].dim() == 3
+        self._shape = arguments[0].shape if self.places is not None and is_called_as_usual else None
+        if self._shape is None:
             return None
-        (hidden,) = arguments
-        self._shape = hidden.shape
-        return hidden.flatten(0, 1).index_select(0, self.places)[None]
+        return arguments[0].flatten(0, 1).index_select(0, self.places)[None]
 
-    def _put_back(self, mlp: nn.Module, arguments: tuple[Tensor], output: Tensor) -> Tensor | None:
-        if self.places is None:
+    def _put_back(self, mlp: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        if self._shape is None:
             return None
         nothing = output.new_zeros(self._shape).flatten(0, 1)
-        return nothing.index_copy(0, self.places, output[0]).view(self._shape)
+        return nothing.index_copy_(0, self.places, output[0]).view(self._shape)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from paceline.engine.answers import first_column
 from paceline.engine.inputs import two_sequences
 from paceline.errors import ConfigError
 
@@ -86,16 +87,12 @@ def _mixing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], ro
     changed["input_ids"][0, 0] = 0
     try:
         with packed_attention(model):
-            before, after = (_first(answer(columns, packed=True)) for columns in (batch, changed))
+            before, after = (first_column(answer(columns, packed=True)) for columns in (batch, changed))
     except Exception as error:
         return f"its attention can't be given their lengths ({error})"
     # As many answers are asked of one sequence as of the other.
     seen, crossed = (after - before).abs().view(2, -1).amax(dim=1).tolist()
-    error = float((before - _first(answer(batch, packed=False))).abs().max())
+    error = float((before - first_column(answer(batch, packed=False))).abs().max())
     if crossed <= 0.01 * seen and error <= 0.01 * seen + rounding * float(before.abs().max()):
         return ""
     return f"a change of one changes what it says of the other by {crossed:.1g}, and packing by {error:.1g}"
-
-
-def _first(columns: dict[str, Tensor]) -> Tensor:
-    return next(iter(columns.values()))

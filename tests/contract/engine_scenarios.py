@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from paceline.config import ModelConfig, OptimConfig, TrainedModelConfig
-from paceline.engine import Engine, EngineSpec, get_engine, logprobs
+from paceline.engine import Engine, EngineSpec, cpu_linear, get_engine, logprobs
 from paceline.engine.base import LossFn
 from paceline.engine.checkpoint import full_tensor
 from paceline.engine.lora import LoraSpec
@@ -120,19 +121,43 @@ def num_tokens() -> int:
 LOSSES: dict[ModelKind, LossFn] = {"causal_lm": policy_loss, "value": value_loss, "sequence_classification": score_loss}
 
 OPTIM = OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=2, min_lr_ratio=0.1)
-# Ways to make the same update: settings of the model, micro-batches, and logits that exist at a time.
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to make the same update: settings of the model, micro-batches, and how it is computed."""
+
+    sizes: dict[str, int]
+    model: ModelConfig = ModelConfig()
+    num_logits: int = logprobs.CHUNK_ELEMENTS
+    """Logits that exist at a time."""
+    by_onednn: bool = False
+    """All linear layers, however small; where torch has none of it, as without."""
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        with ExitStack() as changes:
+            changes.enter_context(patch.object(logprobs, "CHUNK_ELEMENTS", self.num_logits))
+            if self.by_onednn:
+                changes.enter_context(patch.object(cpu_linear, "SMALLEST_PRODUCT", 1))
+                changes.enter_context(patch.object(cpu_linear, "mkl_keeps_to_avx2", torch.backends.mkldnn.is_available))
+            yield
+
+
 PACKED = TrainedModelConfig(use_remove_padding=True)
-MANY_LOGITS, FEW_LOGITS = logprobs.CHUNK_ELEMENTS, 300
-VARIANTS: dict[str, tuple[ModelConfig, dict[str, int], int]] = {
-    "rows of 1": (ModelConfig(), {"micro_batch_size": 1}, MANY_LOGITS),
-    "all rows": (ModelConfig(), {"micro_batch_size": NUM_ROWS}, MANY_LOGITS),
-    "tokens": (ModelConfig(), {"max_tokens": 22}, MANY_LOGITS),
-    "packed": (PACKED, {"micro_batch_size": 2}, MANY_LOGITS),
+RECOMPUTED = replace(PACKED, enable_gradient_checkpointing=True)
+VARIANTS = {
+    "rows of 1": Variant({"micro_batch_size": 1}),
+    "all rows": Variant({"micro_batch_size": NUM_ROWS}),
+    "tokens": Variant({"max_tokens": 22}),
+    "packed": Variant({"micro_batch_size": 2}, PACKED),
     # With 2 ranks, the rows of the first would make one micro-batch less than those of the second.
-    "packed tokens": (PACKED, {"max_tokens": 10}, MANY_LOGITS),
-    "packed and recomputed": (replace(PACKED, enable_gradient_checkpointing=True), {"max_tokens": 16}, MANY_LOGITS),
-    "logits in chunks": (ModelConfig(), {"micro_batch_size": NUM_ROWS}, FEW_LOGITS),
-    "packed logits in chunks": (PACKED, {"micro_batch_size": NUM_ROWS}, FEW_LOGITS),
+    "packed tokens": Variant({"max_tokens": 10}, PACKED),
+    "packed and recomputed": Variant({"max_tokens": 16}, RECOMPUTED),
+    "logits in chunks": Variant({"micro_batch_size": NUM_ROWS}, num_logits=300),
+    "packed logits in chunks": Variant({"micro_batch_size": NUM_ROWS}, PACKED, num_logits=300),
+    "by oneDNN": Variant({"micro_batch_size": 2}, by_onednn=True),
+    "packed and recomputed by oneDNN": Variant({"max_tokens": 16}, RECOMPUTED, num_logits=300, by_onednn=True),
 }
 
 LORA = LoraSpec(rank=3, alpha=6)
@@ -248,17 +273,16 @@ def train(rank: Rank) -> None:
 
 
 def train_in_other_ways(rank: Rank) -> None:
-    for name, (model, sizes, num_logits) in VARIANTS.items():
-        if model.use_remove_padding and not rank.backend.packs:
+    for name, variant in VARIANTS.items():
+        if variant.model.use_remove_padding and not rank.backend.packs:
             continue
-        logprobs.CHUNK_ELEMENTS = num_logits
-        engine = rank.engine(replace(SPEC, model=model))
-        data = rank.shard(make_mini_batch())
-        rank.seen[f"variant/{name}/infer"] = engine.infer_batch(data, temperature=TEMPERATURE, **sizes)
-        gradients = record_gradients(engine)
-        rank.seen[f"variant/{name}/metrics"] = rank.train(engine, steps=2, **sizes)
-        rank.seen[f"variant/{name}/gradients"] = gradients[0]
-    logprobs.CHUNK_ELEMENTS = MANY_LOGITS
+        with variant.computing():
+            engine = rank.engine(replace(SPEC, model=variant.model))
+            data = rank.shard(make_mini_batch())
+            rank.seen[f"variant/{name}/infer"] = engine.infer_batch(data, temperature=TEMPERATURE, **variant.sizes)
+            gradients = record_gradients(engine)
+            rank.seen[f"variant/{name}/metrics"] = rank.train(engine, steps=2, **variant.sizes)
+            rank.seen[f"variant/{name}/gradients"] = gradients[0]
 
 
 def pack_other_models(rank: Rank) -> None:

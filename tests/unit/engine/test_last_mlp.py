@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, MixtralConfig
+from transformers import AutoModelForCausalLM, DogeConfig, MixtralConfig, PretrainedConfig
 from transformers.models.qwen2 import modeling_qwen2
 
 from paceline.config import OptimConfig, TrainedModelConfig
@@ -106,6 +106,25 @@ def test_a_model_that_looks_at_other_tokens_later_is_found_out(
     assert not engine.root.mlp_apart
 
 
-def test_a_mixture_of_experts_is_left_alone() -> None:
-    config = MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=2)
+@pytest.mark.parametrize(
+    "config",
+    [
+        MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=2),
+        # Its MLP has the names of Llama's, and experts beside them.
+        DogeConfig(**SMALL, num_key_value_heads=2, is_moe=True, num_experts=4, num_experts_per_tok=2),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_a_mixture_of_experts_is_left_alone(config: PretrainedConfig) -> None:
     assert find_last_mlp(AutoModelForCausalLM.from_config(config)) is None
+
+
+def test_an_mlp_that_is_called_in_another_way_computes_all_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, expected = make_batch(ROWS), make_engine(folder).infer_batch(make_batch(ROWS), micro_batch_size=3)
+    call = modeling_qwen2.Qwen2MLP.__call__
+    monkeypatch.setattr(modeling_qwen2.Qwen2MLP, "__call__", lambda self, states: call(self, x=states))
+    found = make_engine(folder).infer_batch(data, micro_batch_size=3)
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, atol=1e-6, rtol=1e-5)

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -128,7 +128,7 @@ class Variant:
     """A way to make the same update: settings of the model, micro-batches, and how it is computed."""
 
     sizes: dict[str, int]
-    model: ModelConfig = ModelConfig()
+    model: ModelConfig = field(default_factory=ModelConfig)
     num_logits: int = logprobs.CHUNK_ELEMENTS
     """Logits that exist at a time."""
     by_onednn: bool = False

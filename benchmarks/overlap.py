@@ -3,7 +3,7 @@
 One configuration of PPO with reference and reward model on two devices, in turns. The critical path of a step is
 computed from the durations of its own calls: what must wait for what, and for its turn on the pool, with nothing lost
 in between. Printed: seconds of a step and its ratio to that critical path, how long each call took, and which calls
-really ran at the same time; all of them medians over steps, the first left out.
+really ran at the same time; all of them medians over steps without the first, the last two without the last step, too.
 
     python -m benchmarks.overlap
 """

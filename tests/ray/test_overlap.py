@@ -16,7 +16,7 @@ STEPS = 3
 
 @pytest.mark.slow
 def test_the_two_updates_of_a_split_run_overlap(tmp_path: Path) -> None:
-    """Both take a second or more on one thread each. The first step warms up; of the rest the best counts, since
+    """Both take far longer than it takes to start them. The first step warms up; of the rest the best counts, since
     whatever else runs on the machine can only lengthen it.
     """
     material = make_material(tmp_path / "material", rows=64, hidden=256)
@@ -41,7 +41,7 @@ def test_the_two_updates_of_a_split_run_overlap(tmp_path: Path) -> None:
         updates += spans(tmp_path / "run" / "timeline.json", "update_critic", step)
         assert len(updates) == 2
         durations = [end - start for start, end in updates]
-        assert min(durations) > 1.0, durations
+        assert min(durations) > 0.2, durations
         both = max(end for _, end in updates) - min(start for start, _ in updates)
         ratios.append(both / max(durations))
     assert min(ratios) <= 1.15, ratios

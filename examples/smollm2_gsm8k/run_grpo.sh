@@ -19,7 +19,7 @@ python -m paceline.trainer.main_ppo \
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 \
     actor_rollout_ref.actor.optim.lr=2e-5 \
     actor_rollout_ref.rollout.n=8 \
-    trainer.total_training_steps=40 \
+    trainer.total_training_steps=30 \
     trainer.test_freq=10 \
     trainer.default_local_dir="$folder/grpo" \
     "$@"

@@ -26,7 +26,7 @@ def process_groups_end_with_their_file() -> Iterator[None]:
     collector, it would end those of a later file, or that file theirs."""
     yield
     dist, vllm = (sys.modules.get(name) for name in ("torch.distributed", "vllm.distributed.parallel_state"))
-    if vllm is not None:
+    if vllm is not None and vllm._WORLD is not None:  # collecting takes seconds once vLLM is loaded
         gc.collect()
         vllm.cleanup_dist_env_and_memory()
     if dist is not None and dist.is_initialized():

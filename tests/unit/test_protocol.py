@@ -278,12 +278,12 @@ def test_concat_takes_empty_batches_and_keeps_object_cells():
 def test_concat_lets_batches_without_columns_give_only_their_meta_info():
     joined = DataProto.concat([DataProto(meta_info={"step": 1}), make(2), DataProto(meta_info={"metrics": {"a": 1}})])
     assert row_numbers(joined) == [0, 1]
-    assert joined.meta_info == {"step": 1, "metrics": [{"a": 1}]}
+    assert joined.meta_info == {"step": 1, "metrics": {"a": [1]}}
 
 
 def test_concat_gathers_metrics_and_refuses_other_differences_of_meta_info():
     parts = [make(1, step=1, metrics={"loss": 0.5}), make(1, step=1, metrics=[{"loss": 0.1}, {"loss": 0.2}]), make(1)]
-    assert DataProto.concat(parts).meta_info == {"step": 1, "metrics": [{"loss": 0.5}, {"loss": 0.1}, {"loss": 0.2}]}
+    assert DataProto.concat(parts).meta_info == {"step": 1, "metrics": {"loss": [0.5, 0.1, 0.2]}}
     with pytest.raises(DataError, match=r"meta info key 'step' .* 1 and 2"):
         DataProto.concat([make(1, step=1), make(1, step=2)])
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tensordict import TensorDict
 
-from paceline import protocol
 from paceline.errors import DataError
 from paceline.protocol import (
     DataProto,
     DataProtoFuture,
     DataProtoItem,
+    disk,
     pad_dataproto_to_divisor,
     unpad_dataproto,
 )
@@ -763,7 +763,7 @@ def test_a_save_that_fails_leaves_the_file_from_before(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     make(2).save_to_disk(tmp_path / "batch")
-    monkeypatch.setattr(protocol, "save_file", fail_half_way)
+    monkeypatch.setattr(disk, "save_file", fail_half_way)
     with pytest.raises(OSError, match="disk full"):
         make(3).save_to_disk(tmp_path / "batch")
     assert row_numbers(DataProto.load_from_disk(tmp_path / "batch")) == [0, 1]

@@ -28,18 +28,18 @@ def run_method(worker: Any, method: str, args: list[Any], kwargs: dict[str, Any]
 
     With `check_inputs`, methods that get no copies are watched whoever wrote them.
     """
-    inputs = {**{str(index): arg for index, arg in enumerate(args)}, **kwargs}
-    before: dict[str, int] = {}
+    watched: dict[str, torch.Tensor | np.ndarray] = {}
     if not leaves_inputs_alone(worker, method):
         args, kwargs = private_copy((args, kwargs), worker, method)
     elif check_inputs or not _says_so(type(worker)):
-        before = _checksums(inputs)
+        watched = _shared_columns(args, kwargs)
+    before = _checksums(watched)
     with worker.around_call():
         output = getattr(worker, method)(*args, **kwargs)
         if inspect.iscoroutine(output):
             # In this thread, to its end: calls stay in order. The loop is kept, as clients of users belong to one.
             output = _loop().run(output, context=contextvars.copy_context())
-    if before and (changed := sorted(set(before.items()) - set(_checksums(inputs).items()))):
+    if changed := sorted(set(before.items()) - set(_checksums(watched).items())):
         names = ", ".join(name for name, _ in changed)
         raise RuntimeError(
             f"received columns are shared with every other reader, but these were changed in place: {names}. "
@@ -78,10 +78,14 @@ def _loop() -> asyncio.Runner:
     return asyncio.Runner()
 
 
-def _checksums(inputs: dict[str, Any]) -> dict[str, int]:
-    """Of what batches share: every tensor and every array that is not of objects, named `argument.column`."""
-    batches = {name: value for name, value in inputs.items() if isinstance(value, DataProto)}
-    return {name: zlib.crc32(_bytes_of(column).data) for name, column in _columns(batches, "")}
+def _shared_columns(args: list[Any], kwargs: dict[str, Any]) -> dict[str, torch.Tensor | np.ndarray]:
+    """Every tensor of every batch, and every array that is not of objects, named `argument.column`."""
+    named = [*((str(index), arg) for index, arg in enumerate(args)), *kwargs.items()]
+    return dict(_columns({name: value for name, value in named if isinstance(value, DataProto)}, ""))
+
+
+def _checksums(columns: dict[str, torch.Tensor | np.ndarray]) -> dict[str, int]:
+    return {name: zlib.crc32(_bytes_of(column).data) for name, column in columns.items()}
 
 
 def _columns(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor | np.ndarray]]:

@@ -89,6 +89,12 @@ class Careful(Worker):
         self.hook(data)
         return data
 
+    @register(Dispatch.ONE_TO_ALL)
+    def replace_columns(self, data: DataProto) -> list[str]:
+        data.pop(["a"], ["n"], ["weights"])
+        data.batch["a"] = torch.ones(2)
+        return list(data.batch.keys())
+
     def hook(self, data: DataProto) -> None: ...
 
 
@@ -160,6 +166,11 @@ def test_a_users_hook_in_an_inherited_method_that_writes_is_noticed():
     with pytest.raises(RuntimeError, match=r"changed in place: 0\.a\. Clone"):
         in_process(OfAUser).with_hook(batch())
     assert content(in_process(Careful).with_hook(batch())[0]) == content(batch())
+
+
+def test_columns_that_are_replaced_and_not_written_to_are_no_error():
+    assert run_method(OfAUser(), "replace_columns", [batch()], {}) == ["a"]
+    assert run_method(Careful(), "replace_columns", [batch()], {}, check_inputs=True) == ["a"]
 
 
 def test_a_method_put_on_the_worker_itself_gets_copies():

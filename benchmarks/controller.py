@@ -30,6 +30,8 @@ CALLS_OF_A_STEP = 10
 
 
 class Echo(Worker):
+    leaves_inputs_alone = True  # as paceline's own workers
+
     @register(Dispatch.ONE_TO_ALL)
     def ping(self, number: int) -> int:
         return number

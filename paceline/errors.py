@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 class PacelineError(Exception):
     """Base of everything that paceline raises on purpose."""
@@ -57,17 +59,56 @@ class NonFiniteError(PacelineError, ArithmeticError):
     """A loss or gradient that is NaN or infinite; raised before the optimizer step."""
 
 
-class WorkerError(PacelineError):
-    """A failure in a remote worker: which role, rank and method, and the original traceback."""
+@dataclass(frozen=True)
+class RemoteCause:
+    """An exception of another process, by names: its class need not be importable here.
 
-    def __init__(self, role: str, rank: int, method: str, message: str, remote_traceback: str = "") -> None:
+    >>> RemoteCause.of(FileNotFoundError("no file"))
+    RemoteCause(message='no file', types=('builtins.FileNotFoundError', 'builtins.OSError', 'builtins.Exception'))
+    """
+
+    message: str
+    types: tuple[str, ...]
+    """Its class and the bases of that, the nearest first."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> RemoteCause:
+        bases = [base for base in type(error).__mro__ if issubclass(base, Exception)]
+        return cls(str(error), tuple(map(_full_name, bases)))
+
+
+def _full_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+class WorkerError(PacelineError):
+    """A failure in a remote worker: which role, rank and method, and the original traceback.
+
+    `remote_cause` tells of the exception that a method raised; None when the process died or fell silent.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        rank: int,
+        method: str,
+        message: str,
+        remote_traceback: str = "",
+        remote_cause: RemoteCause | None = None,
+    ) -> None:
         self.role = role
         self.rank = rank
         self.method = method
         self.message = message
         self.remote_traceback = remote_traceback
+        self.remote_cause = remote_cause
         text = f"{role} rank {rank} failed in {method}: {message}"
         super().__init__(f"{text}\n{remote_traceback}" if remote_traceback else text)
 
-    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, str, str]]:
-        return (type(self), (self.role, self.rank, self.method, self.message, self.remote_traceback))
+    def caused_by(self, kind: type[BaseException]) -> bool:
+        """Whether an exception of this class, or of a subclass, was raised in the worker."""
+        return self.remote_cause is not None and _full_name(kind) in self.remote_cause.types
+
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, str, str, RemoteCause | None]]:
+        values = (self.role, self.rank, self.method, self.message, self.remote_traceback, self.remote_cause)
+        return (type(self), values)

@@ -18,6 +18,7 @@ from paceline.errors import ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.base import CallRecord, MeshRank, RankCall, Worker, WorkerGroup, call_tag
 from paceline.single_controller.base.dispatch import CollectFn, drop_padding
+from paceline.single_controller.base.inputs import leaves_inputs_alone, private_copy, run_method
 from paceline.single_controller.base.worker import WorkerContext, current_context
 from paceline.single_controller.ray.group import ColocatedClasses, RayClassWithInitArgs
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
@@ -91,8 +92,9 @@ class InProcessWorkerGroup(WorkerGroup):
             worker = self._workers[self.name]
             _running[self.name] = method
             try:
-                with worker.around_call():
-                    result = getattr(worker, method)(*args, **kwargs)
+                result = run_method(worker, method, args, kwargs)
+                if not leaves_inputs_alone(worker, method):
+                    result = private_copy(result, worker, method)  # as if it had come from another process
             finally:
                 del _running[self.name]
             results.append(drop_padding(result, [*args, *kwargs.values()]) if row_wise else result)

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from paceline import errors
 from paceline.config import PPOConfig
 from paceline.config.keys import nearest
 from paceline.config.load import to_dictconfig
@@ -98,8 +97,7 @@ def run_with_restarts(task_runner_class: Any, options: dict[str, Any], cfg: PPOC
 
 def _may_pass(error: WorkerError) -> bool:
     """Whether another attempt may end otherwise; what paceline raises on purpose in a worker would come again."""
-    kind = getattr(errors, error.message.partition(":")[0], None)
-    return not (isinstance(kind, type) and issubclass(kind, PacelineError))
+    return not error.caused_by(PacelineError)
 
 
 def _has_checkpoint(cfg: PPOConfig) -> bool:

@@ -105,6 +105,8 @@ def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
 class EngineWorker(Worker):
     """What all roles have: a random state, training over dealt mini-batches, checkpoints."""
 
+    leaves_inputs_alone = True
+
     def __init__(self, role: str, run: RunContext) -> None:
         super().__init__()
         self.role_name = role
@@ -215,6 +217,8 @@ class EngineWorker(Worker):
 
 class ActorRolloutRefWorker(EngineWorker):
     """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
+
+    leaves_inputs_alone = True
 
     def __init__(self, config: ActorRolloutRefConfig, role: str, run: RunContext) -> None:
         super().__init__(role, run)
@@ -377,6 +381,8 @@ class TrainingWorker(EngineWorker):
 
     Subclass it to change the critic's model, values or loss, or to score with a model of your own (`score`).
     """
+
+    leaves_inputs_alone = True
 
     def __init__(self, config: CriticConfig | RewardModelConfig, role: str, run: RunContext) -> None:
         super().__init__(role, run)

@@ -19,7 +19,10 @@ EXTRA_INFO = "reward_extra_info"
 
 
 class RewardWorker(Worker):
-    """Grades its share of a batch with the run's reward functions, which came with the constructor."""
+    """Grades its share of a batch with the run's reward functions, which came with the constructor.
+
+    They may be the user's, so they get copies: this class does not promise to leave its inputs alone.
+    """
 
     def __init__(self, reward_fn: RewardFn, val_reward_fn: RewardFn | None) -> None:
         super().__init__()

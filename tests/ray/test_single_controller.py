@@ -51,6 +51,8 @@ LAST_RANK_ONLY = register_dispatch_mode("LAST_RANK_ONLY", _last_rank_only, _sum)
 
 
 class Toy(Worker):
+    leaves_inputs_alone = True
+
     def __init__(self, offset: int = 0) -> None:
         self.offset = offset
         self.log: list[str] = []
@@ -362,6 +364,9 @@ def test_colocated_roles_share_processes_and_keep_their_names(ray_session):
         assert right.kind() == ["remote"]
         assert not hasattr(left, "kind")
         assert not hasattr(group, "add")
+        assert right.execute_all_sync("add", 0, 0) == [2]
+        with pytest.raises(ValueError, match=r"call add on a group of `spawn`"):
+            group.execute_all_sync("add", 0, 0)
         drain_call_records()
         right.sleep(0.0).get()
         (record,) = drain_call_records()

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tensordict import TensorDict
 
-from paceline import protocol
 from paceline.errors import DataError
 from paceline.protocol import (
     DataProto,
     DataProtoFuture,
     DataProtoItem,
+    disk,
     pad_dataproto_to_divisor,
     unpad_dataproto,
 )
@@ -278,12 +278,12 @@ def test_concat_takes_empty_batches_and_keeps_object_cells():
 def test_concat_lets_batches_without_columns_give_only_their_meta_info():
     joined = DataProto.concat([DataProto(meta_info={"step": 1}), make(2), DataProto(meta_info={"metrics": {"a": 1}})])
     assert row_numbers(joined) == [0, 1]
-    assert joined.meta_info == {"step": 1, "metrics": [{"a": 1}]}
+    assert joined.meta_info == {"step": 1, "metrics": {"a": [1]}}
 
 
 def test_concat_gathers_metrics_and_refuses_other_differences_of_meta_info():
     parts = [make(1, step=1, metrics={"loss": 0.5}), make(1, step=1, metrics=[{"loss": 0.1}, {"loss": 0.2}]), make(1)]
-    assert DataProto.concat(parts).meta_info == {"step": 1, "metrics": [{"loss": 0.5}, {"loss": 0.1}, {"loss": 0.2}]}
+    assert DataProto.concat(parts).meta_info == {"step": 1, "metrics": {"loss": [0.5, 0.1, 0.2]}}
     with pytest.raises(DataError, match=r"meta info key 'step' .* 1 and 2"):
         DataProto.concat([make(1, step=1), make(1, step=2)])
 
@@ -763,7 +763,7 @@ def test_a_save_that_fails_leaves_the_file_from_before(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     make(2).save_to_disk(tmp_path / "batch")
-    monkeypatch.setattr(protocol, "save_file", fail_half_way)
+    monkeypatch.setattr(disk, "save_file", fail_half_way)
     with pytest.raises(OSError, match="disk full"):
         make(3).save_to_disk(tmp_path / "batch")
     assert row_numbers(DataProto.load_from_disk(tmp_path / "batch")) == [0, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -31,12 +30,13 @@ class Registration:
 
 
 def register(
-    dispatch_mode: DispatchMode = Dispatch.ONE_TO_ALL, execute_mode: Execute = Execute.ALL, blocking: bool = True
+    dispatch_mode: DispatchMode = Dispatch.ALL_TO_ALL, execute_mode: Execute = Execute.ALL, blocking: bool = True
 ) -> Callable[[_F], _F]:
     """Make a method of a worker callable on its group.
 
     With `blocking=True` the call gives its result; with False a `DataProtoFuture`, whose `.get()` gives it, and which
-    other groups take as an argument. An override in a subclass keeps the registration unless it has its own.
+    other groups take as an argument. An override in a subclass keeps the registration unless it has its own. A method
+    may be `async def`: it runs to its end before the worker's next call.
     """
     if not isinstance(dispatch_mode, DispatchMode):
         raise TypeError(f"register takes a dispatch mode, e.g. @register(Dispatch.ONE_TO_ALL); got {dispatch_mode!r}.")
@@ -44,9 +44,6 @@ def register(
         raise TypeError(f"register takes Execute.ALL or Execute.RANK_ZERO as execute_mode; got {execute_mode!r}.")
 
     def mark(method: _F) -> _F:
-        if inspect.iscoroutinefunction(method):
-            # Calls on one process run in the order in which they were issued; coroutines would overtake each other.
-            raise TypeError(f"{method.__qualname__} is `async def`; a registered method must be a plain function.")
         setattr(method, _MARK, Registration(dispatch_mode, execute_mode, blocking))
         return method
 

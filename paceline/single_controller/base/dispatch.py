@@ -169,12 +169,16 @@ def _first_answers(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCa
 
 
 def _all_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
-    for value in [*args, *kwargs.values()]:
+    values = [*args, *kwargs.values()]
+    if not any(isinstance(value, list | tuple) for value in values):
+        return _one_to_all(group, *args, **kwargs)
+    for value in values:
         if not isinstance(value, list | tuple) or len(value) != group.world_size:
             found = f"{len(value)} items" if isinstance(value, list | tuple) else type(value).__name__
             raise ValueError(
-                f"Dispatch.ALL_TO_ALL needs lists with one item per rank: "
-                f"{group.name} has {group.world_size} ranks, got {found}."
+                f"Dispatch.ALL_TO_ALL takes lists with one item per rank, or no list at all: "
+                f"{group.name} has {group.world_size} ranks, got {found}. "
+                f"For a list that every rank gets as it is, use Dispatch.ONE_TO_ALL."
             )
     return [
         RankCall(rank, tuple(arg[rank] for arg in args), {key: value[rank] for key, value in kwargs.items()})
@@ -242,7 +246,7 @@ class Dispatch:
     ONE_TO_ALL_FIRST_ANSWERS = DispatchMode("ONE_TO_ALL_FIRST_ANSWERS", _first_answers, only_one)
     """Every rank runs with the same arguments; the result is rank 0's, and no other is sent."""
     ALL_TO_ALL = DispatchMode("ALL_TO_ALL", _all_to_all, as_list)
-    """Each argument is a list with one item per rank; the result is a list."""
+    """Each argument is a list with one item per rank, or none is a list and all ranks get the same; gives a list."""
     RANK_ZERO = DispatchMode("RANK_ZERO", _rank_zero, only_one)
     """Only rank 0 runs; the result is its own."""
     DP_COMPUTE_PROTO = DispatchMode("DP_COMPUTE_PROTO", _data_parallel, concat_rows, row_wise=True)
@@ -258,10 +262,10 @@ class Dispatch:
 def register_dispatch_mode(
     name: str, dispatch_fn: DispatchFn, collect_fn: CollectFn, *, row_wise: bool = False
 ) -> DispatchMode:
-    """Add a mode, which is then also `Dispatch.<name>`."""
-    if hasattr(Dispatch, name):
-        raise ValueError(f"Dispatch.{name} exists already; choose another name.")
+    """Add a mode, which is then also `Dispatch.<name>`. The same again changes nothing."""
     mode = DispatchMode(name, dispatch_fn, collect_fn, row_wise)
+    if getattr(Dispatch, name, mode) != mode:
+        raise ValueError(f"Dispatch.{name} exists already; choose another name.")
     setattr(Dispatch, name, mode)
     return mode
 

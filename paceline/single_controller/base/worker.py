@@ -6,7 +6,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 def num_cores() -> int:
@@ -27,14 +27,20 @@ class WorkerContext:
     master_addr: str = "127.0.0.1"
     master_port: int = 0
 
+    def variables(self) -> dict[str, str]:
+        """What `torch.distributed`'s env:// rendezvous reads."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+        }
+
     def export(self) -> None:
-        """Write the variables that `torch.distributed`'s env:// rendezvous reads to this process's environment."""
-        os.environ["RANK"] = str(self.rank)
-        os.environ["WORLD_SIZE"] = str(self.world_size)
-        os.environ["LOCAL_RANK"] = str(self.local_rank)
-        os.environ["LOCAL_WORLD_SIZE"] = str(self.local_world_size)
-        os.environ["MASTER_ADDR"] = self.master_addr
-        os.environ["MASTER_PORT"] = str(self.master_port)
+        """Write the variables to this process's environment."""
+        os.environ.update(self.variables())
 
 
 current_context: ContextVar[WorkerContext | None] = ContextVar("current_context", default=None)
@@ -54,7 +60,13 @@ class Worker:
 
     The context is there before `__init__` runs, so a subclass may use `self.rank` at once, and need not call
     `super().__init__()`. Constructors should be cheap: put what loads or allocates into a registered method.
+
+    Methods may be `async def`. They may write to their arguments, of which they get copies.
     """
+
+    leaves_inputs_alone: ClassVar[bool] = False
+    """Set in the body of a class: the methods that it defines never write to their arguments, so they get no copies but
+    the memory that all readers of a batch share. Subclasses do not inherit it."""
 
     _context: WorkerContext
     _meshes: dict[str, MeshRank]

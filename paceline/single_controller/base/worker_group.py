@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.base.decorator import Execute, Registration, registered_methods
-from paceline.single_controller.base.dispatch import CollectFn, RankCall, only_one
+from paceline.single_controller.base.dispatch import CollectFn, Dispatch, RankCall, only_one
 from paceline.single_controller.base.worker import MeshRank
 
 
@@ -26,6 +26,30 @@ class WorkerGroup(ABC):
     @abstractmethod
     def mesh(self, name: str) -> list[MeshRank]:
         """Each rank's place in the mesh that the workers registered under `name`."""
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> DataProtoFuture:
+        """Call any method of the workers, registered or not, on all ranks; arguments as by `Dispatch.ALL_TO_ALL`.
+
+        The future's `get()` gives a list with one item per rank.
+        """
+        mode = Dispatch.ALL_TO_ALL
+        return self.submit(method_name, mode.dispatch_fn(self, *args, **kwargs), mode.collect_fn, row_wise=False)
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """As `execute_all_async`, and wait."""
+        return self.execute_all_async(method_name, *args, **kwargs).get()
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> DataProtoFuture:
+        """Call any method of the workers, registered or not, on rank 0; the future's `get()` gives its result."""
+        mode = Dispatch.RANK_ZERO
+        return self.submit(method_name, mode.dispatch_fn(self, *args, **kwargs), mode.collect_fn, row_wise=False)
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """As `execute_rank_zero_async`, and wait."""
+        return self.execute_rank_zero_async(method_name, *args, **kwargs).get()
+
+    execute_all = execute_all_async
+    execute_rank_zero = execute_rank_zero_async
 
     def _bind_methods(self, worker_cls: type) -> None:
         for name, registration in registered_methods(worker_cls).items():

@@ -51,6 +51,7 @@ class RayWorkerGroup(WorkerGroup):
     time. `name_prefix` is the role's name in errors and records; the class's name if it is left out. A group of
     colocated classes has no methods of its own: `spawn` gives one group per role. With `wait=False` the processes start
     on their own, so that several groups start at the same time; `construct_workers` must be called before any method.
+    `worker_env` are environment variables of the processes, set before they start.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class RayWorkerGroup(WorkerGroup):
         heartbeat_timeout_seconds: float = 120.0,
         ready_timeout_seconds: float = 10.0,
         wait: bool = True,
+        worker_env: dict[str, str] | None = None,
     ) -> None:
         self._colocated = isinstance(ray_cls_with_init, ColocatedClasses)
         if isinstance(ray_cls_with_init, ColocatedClasses):
@@ -78,6 +80,7 @@ class RayWorkerGroup(WorkerGroup):
             {role: RoleSpec(item.cls, item.args, item.kwargs) for role, item in classes.items()},
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
             ready_timeout_seconds=ready_timeout_seconds,
+            worker_env=worker_env,
         )
         if wait:
             self.construct_workers()
@@ -118,6 +121,8 @@ class RayWorkerGroup(WorkerGroup):
         return self._meshes[name]
 
     def submit(self, method: str, calls: list[RankCall], collect_fn: CollectFn, *, row_wise: bool) -> DataProtoFuture:
+        if self._colocated:
+            raise ValueError(f"{self.name} has the roles {sorted(self._classes)}: call {method} on a group of `spawn`.")
         self._workers.check_alive(self.name, method)
         call_id = watch.new_call_id()
         tag = dict(call_tag.get({}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,15 @@ class _Device:
 
     cpus: float
     accelerator: str | None
+    max_colocate_count: int = 1
+    """How many workers, of as many groups, may share it."""
+
+    def share(self) -> dict[str, float]:
+        """What each of the workers that may share it takes; rounded down, as Ray counts in steps of 0.0001."""
+        return {
+            name: math.floor(amount / self.max_colocate_count * 10_000) / 10_000
+            for name, amount in self.resources().items()
+        }
 
     def resources(self, num_devices: int = 1) -> dict[str, float]:
         wanted = {"CPU": self.cpus * num_devices} if self.cpus else {}
@@ -38,32 +48,49 @@ class _Device:
 
 @dataclass(eq=False)
 class _Placement:
-    """One placement group: a bundle of devices on each of as many nodes. It exists while a worker group uses it."""
+    """One placement group: a bundle of devices on each of as many nodes. It exists while a worker group uses it.
+
+    An accelerator that workers share has a bundle of its own: of a bundle with several, Ray would give shares of the
+    same one to the ranks of a group.
+    """
 
     name: str
     devices_per_node: tuple[int, ...]
     device: _Device
-    taken: dict[_Slot, str] = field(default_factory=dict)
+    taken: dict[_Slot, list[str]] = field(default_factory=dict)
     group: PlacementGroup | None = None
 
+    @property
+    def has_bundle_per_device(self) -> bool:
+        return self.device.accelerator is not None and self.device.max_colocate_count > 1
+
     def take(self, slots: Sequence[_Slot], owner: str, timeout_seconds: float) -> None:
-        busy = sorted({self.taken[slot] for slot in slots if slot in self.taken})
+        limit = self.device.max_colocate_count
+        busy = sorted({name for slot in slots if len(names := self.taken.get(slot, [])) >= limit for name in names})
         if busy:
             raise ResourceError(
                 f"{owner} wants devices of pool {self.name!r} that are in use by {', '.join(busy)}. Put the roles into "
-                f"one process with create_colocated_worker_cls, split the pool, or shut the other group down first."
+                f"one process with create_colocated_worker_cls, split the pool, shut the other group down first, or "
+                f"let more groups share a device: max_colocate_count={limit}."
             )
         if self.group is None:
             self.group = self._reserve(timeout_seconds)
-        self.taken.update(dict.fromkeys(slots, owner))
-
-    def release(self, slots: Sequence[_Slot]) -> None:
         for slot in slots:
-            self.taken.pop(slot, None)
+            self.taken.setdefault(slot, []).append(owner)
+
+    def release(self, slots: Sequence[_Slot], owner: str) -> None:
+        for slot in slots:
+            self.taken[slot].remove(owner)
+            if not self.taken[slot]:
+                del self.taken[slot]
         if self.group is not None and not self.taken:
             if ray.is_initialized():
                 remove_placement_group(self.group)
             self.group = None
+
+    def bundles(self) -> tuple[int, ...]:
+        """How many devices each bundle has."""
+        return (1,) * sum(self.devices_per_node) if self.has_bundle_per_device else self.devices_per_node
 
     def _reserve(self, timeout_seconds: float) -> PlacementGroup:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -73,7 +100,7 @@ class _Placement:
             raise ResourceError(self._explain("can never fit this cluster"))
         # STRICT_SPREAD puts each bundle on a node of its own: a pool of two nodes is not satisfied by one big node.
         group = placement_group(
-            [self.device.resources(num_devices) for num_devices in self.devices_per_node],
+            [self.device.resources(num_devices) for num_devices in self.bundles()],
             strategy="STRICT_SPREAD" if len(self.devices_per_node) > 1 else "STRICT_PACK",
             name=self._name_in_ray(),
         )
@@ -142,7 +169,10 @@ class RayResourcePool:
     Nothing is reserved until a worker group starts on the pool; then all of it is, on that many different nodes, or
     there is a `ResourceError` that shows what the cluster has.
 
-    `threads_per_worker`: compute threads; None divides the node's cores by the group's workers there.
+    `max_colocate_count` groups may be on the pool at a time, each in processes of its own, which run side by side:
+    the order of calls holds within a group alone. Roles that take turns belong into one process instead, by
+    `create_colocated_worker_cls`. `threads_per_worker`: compute threads; None divides the node's cores by the group's
+    workers there.
     """
 
     def __init__(
@@ -150,6 +180,7 @@ class RayResourcePool:
         process_on_nodes: Sequence[int],
         use_gpu: bool = True,
         name_prefix: str = "pool",
+        max_colocate_count: int = 1,
         *,
         cpus_per_device: float = 1.0,
         threads_per_worker: int | None = None,
@@ -161,18 +192,26 @@ class RayResourcePool:
             )
         if cpus_per_device < 0 or (cpus_per_device == 0 and not use_gpu):
             raise ValueError(f"pool {name_prefix!r}: cpus_per_device must be positive; got {cpus_per_device:g}.")
+        if max_colocate_count < 1:
+            raise ValueError(f"pool {name_prefix!r}: max_colocate_count must be 1 or more; got {max_colocate_count}.")
+        if use_gpu and max_colocate_count > 1 and len(process_on_nodes) > 1 and max(process_on_nodes) > 1:
+            raise ValueError(
+                f"pool {name_prefix!r}: groups can't share accelerators of {len(process_on_nodes)} nodes in one pool; "
+                f"make a pool of each node with max_colocate_count={max_colocate_count}, and merge them."
+            )
         self.name = name_prefix
         self.use_gpu = use_gpu
+        self.max_colocate_count = max_colocate_count
         self.device_name = device_name or ("cuda" if use_gpu else "cpu")
         if (self.device_name != "cpu") != use_gpu:
             raise ValueError(f"pool {name_prefix!r}: use_gpu={use_gpu} contradicts device_name={device_name!r}.")
         self.threads_per_worker = threads_per_worker
         accelerator = {"cpu": None, "npu": "NPU"}.get(self.device_name, "GPU")
-        self._device = _Device(cpus_per_device, accelerator)
+        self._device = _Device(cpus_per_device, accelerator, max_colocate_count)
         placement = _Placement(name_prefix, tuple(process_on_nodes), self._device)
         self._slots = [
             _Slot(placement, bundle, index)
-            for bundle, num_devices in enumerate(process_on_nodes)
+            for bundle, num_devices in enumerate(placement.bundles())
             for index in range(num_devices)
         ]
 
@@ -215,19 +254,19 @@ class RayResourcePool:
                 done.append(placement)
         except ResourceError:
             for placement in done:
-                placement.release(self._slots_of(placement))
+                placement.release(self._slots_of(placement), owner)
             raise
         logger.info("pool %s: %d devices reserved for %s", self.name, self.world_size, owner)
         return [self._actor_options(slot) for slot in self._slots]
 
-    def release(self) -> None:
-        """Give the devices back; the reservation ends when no group uses any device of it."""
+    def release(self, owner: str) -> None:
+        """Give the devices of `owner` back; the reservation ends when no group uses any device of it."""
         for placement in self._placements():
-            placement.release(self._slots_of(placement))
+            placement.release(self._slots_of(placement), owner)
 
     def _actor_options(self, slot: _Slot) -> dict[str, Any]:
         assert slot.placement.group is not None
-        wanted = self._device.resources()
+        wanted = self._device.share()
         return {
             "num_cpus": wanted.pop("CPU", 0),
             "num_gpus": wanted.pop("GPU", 0),
@@ -264,5 +303,6 @@ class ProcessPool:
         del owner, timeout_seconds
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * self.world_size
 
-    def release(self) -> None:
+    def release(self, owner: str) -> None:
         """Nothing was reserved."""
+        del owner

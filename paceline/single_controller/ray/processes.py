@@ -29,7 +29,9 @@ class WorkerProcesses:
         *,
         heartbeat_timeout_seconds: float,
         ready_timeout_seconds: float,
+        worker_env: dict[str, str] | None = None,
     ) -> None:
+        environment = _environment(worker_env or {})
         self.pool = pool
         self.title = "+".join(roles)
         self.roles = roles
@@ -42,7 +44,7 @@ class WorkerProcesses:
         try:
             for rank, actor_options in enumerate(options):
                 key = f"{self._heartbeat_prefix}/{rank}"
-                actor = ray.remote(WorkerShell).options(**actor_options).remote(self.title, rank, key)
+                actor = ray.remote(WorkerShell).options(**actor_options, **environment).remote(self.title, rank, key)
                 self.processes.append(Process(actor, rank, key, heartbeat_timeout_seconds))
         except BaseException:
             self.shutdown()
@@ -102,4 +104,16 @@ class WorkerProcesses:
             for process in self.processes:
                 ray.kill(process.actor)
             forget_beats(self._heartbeat_prefix)
-        self.pool.release()
+        self.pool.release(self.title)
+
+
+def _environment(variables: dict[str, str]) -> dict[str, Any]:
+    """The Ray options that set these variables before the process starts; the others of the job stay."""
+    if taken := sorted({*WorkerContext().variables(), "OMP_NUM_THREADS"} & set(variables)):
+        raise ValueError(
+            f"worker_env sets {', '.join(taken)}, which each worker gets from its place in the group; leave them out. "
+            f"Threads are set by the pool's threads_per_worker."
+        )
+    if wrong := [name for name, value in variables.items() if not isinstance(value, str)]:
+        raise TypeError(f"worker_env needs texts as values; these are not: {', '.join(wrong)}.")
+    return {"runtime_env": {"env_vars": dict(variables)}} if variables else {}

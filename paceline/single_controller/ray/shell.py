@@ -7,7 +7,6 @@ import os
 import socket
 import time
 import traceback
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import ray
 import torch
 
-from paceline.errors import WorkerError
+from paceline.errors import RemoteCause, WorkerError
 from paceline.log_file import FORMAT, log_to_file
-from paceline.protocol import DataProto
 from paceline.single_controller.base.dispatch import drop_padding
+from paceline.single_controller.base.inputs import run_method
 from paceline.single_controller.base.records import CallRecord
 from paceline.single_controller.base.worker import WorkerContext, current_context, num_cores
 from paceline.single_controller.ray.death import Place
@@ -124,17 +123,8 @@ class WorkerShell:
         current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
         try:
             args, kwargs = _fill(call, values)
-            inputs = _columns(args, kwargs) if call.check_inputs else {}
-            before = _checksums(inputs)
             worker = self._workers[call.role]
-            with worker.around_call():
-                output = getattr(worker, call.method)(*args, **kwargs)
-            if changed := sorted(set(before.items()) - set(_checksums(inputs).items())):
-                names = ", ".join(name for name, _ in changed)
-                raise RuntimeError(
-                    f"received columns are shared with every other reader, but these were changed in place: {names}. "
-                    f"Clone a column before writing to it."
-                )
+            output = run_method(worker, call.method, args, kwargs, check_inputs=call.check_inputs)
             if call.row_wise:
                 output = drop_padding(output, [*args, *kwargs.values()])
         except Exception as error:
@@ -142,7 +132,8 @@ class WorkerShell:
         return output if call.answers else None, self._record(call.role, call.method, start, call.tag)
 
     def _failure(self, role: str, method: str, error: Exception) -> WorkerError:
-        return WorkerError(role, self._rank, method, f"{type(error).__name__}: {error}", traceback.format_exc())
+        cause = RemoteCause.of(error)
+        return WorkerError(role, self._rank, method, f"{type(error).__name__}: {error}", traceback.format_exc(), cause)
 
     def _record(self, role: str, method: str, start: float, tag: dict[str, Any]) -> CallRecord:
         return CallRecord(
@@ -164,22 +155,3 @@ def _fill(call: Call, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any
         return value.resolve(values) if isinstance(value, FromValues) else value
 
     return [fill(value) for value in call.args], {key: fill(value) for key, value in call.kwargs.items()}
-
-
-def _columns(args: list[Any], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Every tensor column of every DataProto, named `argument.column`."""
-    named = [*((str(index), arg) for index, arg in enumerate(args)), *kwargs.items()]
-    return {
-        f"{name}.{column}": tensor
-        for name, value in named
-        if isinstance(value, DataProto) and value.batch is not None
-        for column, tensor in value.batch.items()
-        if isinstance(tensor, torch.Tensor)
-    }
-
-
-def _checksums(columns: dict[str, torch.Tensor]) -> dict[str, int]:
-    return {
-        name: zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-        for name, tensor in columns.items()
-    }

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from paceline.errors import WorkerError
+from paceline.errors import RemoteCause, WorkerError
 from paceline.single_controller.base.records import CallRecord
 from paceline.single_controller.ray.death import DEATHS, explain_death
 from paceline.single_controller.ray.heartbeat import Beat, read_beat
@@ -78,8 +78,8 @@ class PendingCall:
     """The calls whose results are arguments of this one."""
     issued: float = field(default_factory=time.monotonic)
 
-    def error(self, message: str, remote_traceback: str = "") -> WorkerError:
-        return WorkerError(self.role, self.process.rank, self.method, message, remote_traceback)
+    def error(self, message: str, remote_traceback: str = "", cause: RemoteCause | None = None) -> WorkerError:
+        return WorkerError(self.role, self.process.rank, self.method, message, remote_traceback, cause)
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,8 @@ def _to_failure(call: PendingCall, error: RayError) -> Failure:
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, WorkerError):
             return Failure(call, error.cause, is_death=False)
-        return Failure(call, call.error(f"{type(error.cause).__name__}: {error.cause}", str(error)), is_death=False)
+        message = f"{type(error.cause).__name__}: {error.cause}"
+        return Failure(call, call.error(message, str(error), RemoteCause.of(error.cause)), is_death=False)
     process = call.process
     if isinstance(error, DEATHS):
         if process.death is None:  # each call that waited for it fails, and asking for its last words takes time

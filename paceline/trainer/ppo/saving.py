@@ -102,9 +102,9 @@ class Checkpoints:
             with storage_errors_in_words(self.folder):
                 yield
         except (StorageError, WorkerError) as error:
-            cause = error.message.removeprefix("StorageError: ") if isinstance(error, WorkerError) else str(error)
-            if isinstance(error, WorkerError) and cause == error.message:
+            if isinstance(error, WorkerError) and not error.caused_by(StorageError):
                 raise
+            cause = error.remote_cause.message if isinstance(error, WorkerError) else str(error)
             self._unfinished = None
             abandon_checkpoint(self.folder, step)
             last = latest_step(self.folder)

@@ -184,7 +184,7 @@ def test_all_to_all_gives_each_rank_its_item():
     with pytest.raises(ValueError, match=r"local has 2 ranks, got 3 items"):
         group.add([1, 2, 3])
     with pytest.raises(ValueError, match=r"local has 2 ranks, got int"):
-        group.add(1)
+        group.add([1, 2], b=10)
 
 
 def test_rank_zero_runs_one_rank_and_gives_its_answer():
@@ -313,10 +313,47 @@ def test_register_refuses_what_it_cannot_honour():
         @register  # type: ignore[arg-type]
         def without_brackets(self) -> None: ...
 
-    with pytest.raises(TypeError, match="async def"):
 
-        @register()
-        async def coroutine(self) -> None: ...
+class Plain(Worker):
+    @register()
+    def where(self, greeting: str = "hi") -> tuple[str, int]:
+        return greeting, self.rank
+
+
+def test_register_without_arguments_reaches_every_rank():
+    registration = registered_methods(Plain)["where"]
+    assert (registration.dispatch_mode, registration.execute_mode, registration.blocking) == (
+        Dispatch.ALL_TO_ALL,
+        Execute.ALL,
+        True,
+    )
+    group = LocalGroup(Plain, 2)
+    assert group.where() == [("hi", 0), ("hi", 1)]
+    assert group.where("ho") == [("ho", 0), ("ho", 1)]
+    assert group.where(["a", "b"]) == [("a", 0), ("b", 1)]
+    with pytest.raises(ValueError, match=r"local has 2 ranks, got 3 items.*use Dispatch.ONE_TO_ALL"):
+        group.where(["a", "b", "c"])
+
+
+def test_a_batch_with_auto_padding_comes_back_without_its_padding():
+    data = DataProto.from_dict({"x": torch.arange(5)}, {"name": list("abcde")}, {"scale": 2}, auto_padding=True)
+    group = LocalGroup(Adder, 4)
+    assert group.shift(data).batch["y"].tolist() == [0, 1, 2, 3, 4]
+    assert len(group.shift(data)) == 5
+
+
+def test_any_method_is_called_by_name():
+    group = LocalGroup(Plain, 2)
+    assert group.execute_all_sync("where", "ho") == [("ho", 0), ("ho", 1)]
+    assert group.execute_all_async("where", greeting=["a", "b"]).get() == [("a", 0), ("b", 1)]
+    assert group.execute_rank_zero_sync("where", ["a", "b", "c"]) == (["a", "b", "c"], 0)
+    assert group.execute_rank_zero_async("where").get() == ("hi", 0)
+
+
+def test_a_dispatch_mode_may_be_registered_again_but_not_replaced():
+    assert register_dispatch_mode("EVERY_OTHER", _every_other, sum) == EVERY_OTHER
+    with pytest.raises(ValueError, match=r"Dispatch\.EVERY_OTHER exists already"):
+        register_dispatch_mode("EVERY_OTHER", _every_other, list)
 
 
 def test_a_method_that_hides_one_of_the_group_is_refused():

@@ -94,8 +94,8 @@ class TrainerConfig:
     validation_data_dir: str | None = None
     """The same for the responses of every validation."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """NaN or infinity in log-probs, values, scores or advantages: stop ends the run; skip leaves the step out, so that it
-    updates nothing. In a loss or gradient: skip leaves that optimizer step of that role out. Metrics count both."""
+    """NaN or infinity in log-probs, values, scores or advantages: stop ends the run; skip leaves the step out, so that
+    it updates nothing. In a loss or gradient: skip leaves that optimizer step of that role out. Metrics count both."""
     max_restarts: int = 0
     """How often a run starts again by itself from its last checkpoint when a process of it dies, >= 0. Needs
     save_freq."""

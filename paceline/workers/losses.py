@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.algorithms.aggregation import LossNormaliser, agg_loss
 from paceline.algorithms.kl import kl_penalty
 from paceline.algorithms.masking import masked_sum
-from paceline.algorithms.policy_loss import get_policy_loss, truncated_importance_weights
+from paceline.algorithms.policy_loss import get_policy_loss, truncated_importance_weights, usual_loss_agg_mode
 from paceline.algorithms.value_loss import clipped_value_loss
 from paceline.config import ActorConfig, CriticConfig
 from paceline.engine.base import LossFn
@@ -41,12 +41,13 @@ class MiniBatch:
 def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
     """Policy loss, less the entropy bonus, plus the KL loss."""
     policy_loss = get_policy_loss(config.policy_loss.loss_mode)
+    agg_mode = config.loss_agg_mode or usual_loss_agg_mode(config.policy_loss.loss_mode)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
 
     def loss_fn(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         log_probs, entropy, mask = output["log_probs"], output["entropy"], micro_batch["response_mask"]
-        agg = mini_batch.aggregate(mask, config.loss_agg_mode)
+        agg = mini_batch.aggregate(mask, agg_mode)
         policy_agg = agg
         # Without an old-log-prob pass this is the only optimizer step on the batch: the old policy is this one.
         old_log_probs = micro_batch.get("old_log_probs", None)

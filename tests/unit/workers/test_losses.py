@@ -116,6 +116,14 @@ def test_tokens_of_another_engine_weigh_what_the_trainer_thinks_of_them_up_to_th
     torch.testing.assert_close(output["log_probs"].grad, -weights / 2)
 
 
+def test_a_mini_batch_of_empty_responses_has_loss_and_metrics_of_0() -> None:
+    batch, output, _ = example()
+    batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+    nothing = MiniBatch(rows_per_shard=ROWS, num_tokens=0, num_sequences=0)
+    for loss_fn in (actor_loss(ActorConfig(use_kl_loss=True), nothing), critic_loss(CriticConfig(), nothing)):
+        assert set(total(loss_fn, batch, output, []).values()) == {0.0}
+
+
 def two_responses() -> tuple[TensorDict, torch.Tensor, MiniBatch]:
     """Five tokens, one of them between the others outside the mask; the policy's log-probs beside them."""
     batch = TensorDict(

@@ -56,7 +56,17 @@ class SandboxUnavailableError(PacelineError, RuntimeError):
 
 
 class NonFiniteError(PacelineError, ArithmeticError):
-    """A loss or gradient that is NaN or infinite; raised before the optimizer step."""
+    """A number that is NaN or infinite, such as a loss; raised before the optimizer step.
+
+    `what` names it for metrics: loss, gradient.
+    """
+
+    def __init__(self, message: str, what: str = "number") -> None:
+        self.what = what
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[NonFiniteError], tuple[str, str]]:
+        return (type(self), (str(self), self.what))
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,20 @@ into micro-batches changes them as little as it changes the loss.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from paceline.algorithms.aggregation import Aggregate
+from paceline.algorithms.aggregation import LOSS_AGG_MODES, Aggregate
 from paceline.algorithms.masking import masked_mean, masked_sum, zero_outside
-from paceline.algorithms.registry import Registry
+from paceline.algorithms.registry import Registry, unknown_choice
 from paceline.errors import ConfigError
 
 MAX_LOG_RATIO = 20.0
 """Bound of |log ratio|: e^20 is about 5e8, e^89 is infinite in float32. Far outside every clip range."""
+MAX_SEQUENCE_LOG_RATIO = 10.0
+"""Bound of the log ratio of a whole response, from above: a mean over tokens, and nothing else holds it where A < 0."""
 
 
 class PolicyLoss(Protocol):
@@ -40,17 +43,38 @@ class PolicyLoss(Protocol):
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]: ...
 
 
-_POLICY_LOSSES: Registry[PolicyLoss] = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
+@dataclass(frozen=True)
+class _Entry:
+    loss: PolicyLoss
+    loss_agg_mode: str
 
 
-def register_policy_loss(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
-    """Decorator: make a loss available as `actor_rollout_ref.actor.policy_loss.loss_mode=name`."""
-    return _POLICY_LOSSES.register(name)
+_POLICY_LOSSES: Registry[_Entry] = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
+
+
+def register_policy_loss(name: str, *, loss_agg_mode: str = "token-mean") -> Callable[[PolicyLoss], PolicyLoss]:
+    """Decorator: make a loss available as `actor_rollout_ref.actor.policy_loss.loss_mode=name`.
+
+    `loss_agg_mode` is how its token losses are aggregated where `actor_rollout_ref.actor.loss_agg_mode` is not set.
+    """
+    if loss_agg_mode not in LOSS_AGG_MODES:
+        raise unknown_choice("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
+
+    def decorate(loss: PolicyLoss) -> PolicyLoss:
+        _POLICY_LOSSES.register(name)(_Entry(loss, loss_agg_mode))
+        return loss
+
+    return decorate
 
 
 def get_policy_loss(name: str) -> PolicyLoss:
     """The loss registered as `name`; ConfigError when there is none."""
-    return _POLICY_LOSSES.get(name)
+    return _POLICY_LOSSES.get(name).loss
+
+
+def usual_loss_agg_mode(name: str) -> str:
+    """How the token losses of the loss registered as `name` are aggregated unless the user says otherwise."""
+    return _POLICY_LOSSES.get(name).loss_agg_mode
 
 
 @register_policy_loss("vanilla")
@@ -97,7 +121,7 @@ def clipped_policy_loss(
     return agg(loss), metrics
 
 
-@register_policy_loss("gspo")
+@register_policy_loss("gspo", loss_agg_mode="seq-mean-token-mean")
 def gspo_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -112,22 +136,22 @@ def gspo_policy_loss(
     """The clipped surrogate with one ratio for a whole response (GSPO, Zheng et al. 2025, arXiv:2507.18071).
 
     The ratio of a response is s = e^(mean over its tokens of log_prob - old_log_prob), equation 7, its logarithm
-    limited to ±20. Per token, with s_t = sg(s) * pi_t / sg(pi_t), where sg stops the gradient (GSPO-token, equations
-    13 and 14):
+    limited to at most 10. Per token, with s_t = sg(s) * pi_t / sg(pi_t), where sg stops the gradient (GSPO-token,
+    equations 13 and 14):
 
         loss_t = max(-A_t * s_t, -A_t * clip(s_t, 1 - clip_ratio_low, 1 + clip_ratio_high))
 
     The value of s_t is s, so a response is clipped as a whole; its gradient is s * grad log pi_t. Where A_t is the same
     at all tokens, the mean of loss_t over the response is the sequence form max(-A * s, -A * clip(s, ...)), equation 5,
-    and has its gradient, because grad s = s * mean of grad log pi_t. So `seq-mean-token-mean` gives GSPO, and the
-    token form leaves the aggregation free. There is no dual clip.
+    and has its gradient, because grad s = s * mean of grad log pi_t. So `seq-mean-token-mean`, its usual
+    aggregation, gives GSPO, and the token form leaves the aggregation free. There is no dual clip.
 
     Metrics: `pg_clipfrac`, tokens whose clipped branch is the larger one; `ppo_kl`, old_log_prob - log_prob.
     """
     old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
 
     log_ratio = (log_prob - old_log_prob).detach()
-    sequence_log_ratio = masked_mean(log_ratio, response_mask, dim=-1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    sequence_log_ratio = masked_mean(log_ratio, response_mask, dim=-1).clamp(max=MAX_SEQUENCE_LOG_RATIO)
     # log_prob - sg(log_prob) is 0 with the gradient of log_prob.
     ratio = (sequence_log_ratio.unsqueeze(-1) + log_prob - log_prob.detach()).exp()
     unclipped = -advantages * ratio

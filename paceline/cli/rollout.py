@@ -77,17 +77,18 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def find_model(model: str, step: int | None) -> Origin:
     """The weights that `--model` and `--step` mean: a model folder, a hub id, a run's folder or one of its checkpoints.
 
-    Step 0 of a run is the model that it began with; no step is its latest checkpoint.
+    Step 0 of a run is the model that it began with; no step is its latest whole checkpoint. A checkpoint is verified.
     """
     from paceline.config import PPOConfig
     from paceline.errors import ConfigError
-    from paceline.trainer.ppo.checkpoint import step_of
+    from paceline.trainer.ppo.checkpoint import find_part, first_whole_part, step_of
 
     folder = Path(model).expanduser()
     if folder.name.startswith("global_step_") and (folder / "actor").is_dir():
         if step not in (None, step_of(folder)):
             raise ConfigError(f"--step {step} is not the step of --model {model}. Give the run's folder, or no --step.")
-        return Origin(str(folder / "actor"), _config_of(folder.parent.parent), is_run=True)
+        config = _config_of(folder.parent.parent)
+        return Origin(str(first_whole_part([folder], "actor")), config, is_run=True)
     if (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
         run_dir = folder
     elif step is not None:
@@ -105,8 +106,7 @@ def find_model(model: str, step: int | None) -> Origin:
             f"{run_dir} has {f'no checkpoint of step {step}' if step is not None else 'no checkpoint'}; it has "
             f"{', '.join(map(str, steps)) or 'none'}. trainer.save_freq saves them; --step 0 is the first model."
         )
-    chosen = run_dir / "checkpoints" / f"global_step_{step if step is not None else steps[-1]}" / "actor"
-    return Origin(str(chosen), config, is_run=True)
+    return Origin(str(find_part(run_dir / "checkpoints", "actor", step)), config, is_run=True)
 
 
 def _config_of(run_dir: Path) -> PPOConfig:

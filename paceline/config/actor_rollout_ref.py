@@ -78,8 +78,9 @@ class ActorConfig:
     tis_imp_ratio_cap: float = -1
     """Truncated importance sampling, > 0, or -1: off. Weighs a token by its probability under the trainer's model over
     that under the rollout engine's, at most this: for engines whose numbers differ from the trainer's."""
-    loss_agg_mode: LossAggMode = "token-mean"
-    """How token losses become one number, over the global mini-batch."""
+    loss_agg_mode: LossAggMode | None = None
+    """How token losses become one number, over the global mini-batch. null: the policy loss's own way, which is
+    seq-mean-token-mean for gspo and token-mean for the others."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus, >= 0."""
     use_kl_loss: bool = False

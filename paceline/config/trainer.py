@@ -50,7 +50,7 @@ class TrainerConfig:
     total_training_steps: int | None = None
     """Steps in all, >= 1. null: as many as total_epochs give."""
     critic_warmup: int = 0
-    """Steps at the start in which only the critic learns, >= 0."""
+    """The step from which on the actor trains, >= 0; in those before it the critic learns alone. 0 and 1: the first."""
     seed: int = 1
     """One seed (>= 0), one result."""
     val_before_train: bool = True
@@ -94,8 +94,8 @@ class TrainerConfig:
     validation_data_dir: str | None = None
     """The same for the responses of every validation."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
-    """NaN or infinity in log-probs, values, scores, advantages, a loss or a gradient. stop: end the run; skip: leave
-    that update out, say so, and count it. Weights are never touched by it."""
+    """NaN or infinity in log-probs, values, scores or advantages: stop ends the run; skip leaves the step out, so that
+    it updates nothing. In a loss or gradient: skip leaves that optimizer step of that role out. Metrics count both."""
     max_restarts: int = 0
     """How often a run starts again by itself from its last checkpoint when a process of it dies, >= 0. Needs
     save_freq."""

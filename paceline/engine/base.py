@@ -374,7 +374,9 @@ class Engine(ABC):
         broken = {rank: part["loss"] for rank, part in enumerate(by_rank) if not math.isfinite(part["loss"])}
         if broken:
             losses = ", ".join(f"{loss} on rank {rank}" for rank, loss in broken.items())
-            raise NonFiniteError(f"optimizer step {self.num_steps}: the loss is {losses}; the weights are unchanged.")
+            raise NonFiniteError(
+                f"optimizer step {self.num_steps}: the loss is {losses}; the weights are unchanged.", what="loss"
+            )
         names = sorted({name for part in by_rank for name in part})
         return {name: math.fsum(part.get(name, 0.0) for part in by_rank) for name in names}
 
@@ -384,6 +386,7 @@ class Engine(ABC):
         if not math.isfinite(norm):
             raise NonFiniteError(
                 f"optimizer step {self.num_steps}: the gradient norm is {norm} on rank {self.rank}; "
-                "the weights are unchanged."
+                "the weights are unchanged.",
+                what="gradient",
             )
         return norm

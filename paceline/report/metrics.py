@@ -23,7 +23,7 @@ def data_metrics(batch: DataProto, use_critic: bool) -> dict[str, float]:
 
     Scores and rewards are sums over each response; advantages, returns and values are taken token by token.
     `clip_ratio` of a length is the share of rows that fill the whole width, for a response most often because the
-    length limit cut it.
+    length limit cut it. A step that was left out before its advantages has scores and lengths alone.
     """
     is_row = _response_rows(batch)
     token_mask = batch.batch["response_mask"].bool()
@@ -32,14 +32,15 @@ def data_metrics(batch: DataProto, use_critic: bool) -> dict[str, float]:
         return torch.where(token_mask, batch.batch[column], 0.0).sum(dim=-1)[is_row]
 
     metrics = _mean_max_min("critic/score", per_sequence("token_level_scores"))
-    metrics |= _mean_max_min("critic/rewards", per_sequence("token_level_rewards"))
-    metrics |= _mean_max_min("critic/advantages", batch.batch["advantages"][token_mask])
-    returns = batch.batch["returns"][token_mask]
-    metrics |= _mean_max_min("critic/returns", returns)
-    if use_critic:
-        values = batch.batch["values"][token_mask]
-        metrics |= _mean_max_min("critic/values", values)
-        metrics["critic/vf_explained_var"] = _explained_variance(values, returns)
+    if "advantages" in batch.batch:
+        metrics |= _mean_max_min("critic/rewards", per_sequence("token_level_rewards"))
+        metrics |= _mean_max_min("critic/advantages", batch.batch["advantages"][token_mask])
+        returns = batch.batch["returns"][token_mask]
+        metrics |= _mean_max_min("critic/returns", returns)
+        if use_critic:
+            values = batch.batch["values"][token_mask]
+            metrics |= _mean_max_min("critic/values", values)
+            metrics["critic/vf_explained_var"] = _explained_variance(values, returns)
     prompt_lengths, response_lengths = _lengths(batch)
     for name, lengths in (("response", response_lengths), ("prompt", prompt_lengths)):
         width = batch.batch[f"{name}s"].shape[-1]

@@ -44,6 +44,7 @@ def combine_scores(
     weights: Weights,
     *,
     penalty: torch.Tensor | None = None,
+    require_finite: bool = True,
 ) -> torch.Tensor:
     """Scores (batch, response): weight * rule score + weight * model score, row by row.
 
@@ -54,12 +55,13 @@ def combine_scores(
         rm_scores: (batch, response) from the reward model. Not looked at where the model has no weight.
         sources: the data_source of each row; None where it has none.
         penalty: (batch, response), the part of rule_scores that no weight changes: the overlong penalty.
+        require_finite: a model's score that counts and is not finite is an error; else it goes into the row's.
     """
     rows = [source_weights(source, bool(rule), weights) for source, rule in zip(sources, has_rule, strict=True)]
     rule = torch.tensor([row.rule if has else 1.0 for row, has in zip(rows, has_rule, strict=True)]).unsqueeze(-1)
     model = torch.tensor([row.model for row in rows]).unsqueeze(-1)
     bad = ~torch.isfinite(rm_scores).all(dim=-1) & (model.squeeze(-1) > 0)
-    if bad.any():
+    if require_finite and bad.any():
         first = int(bad.nonzero()[0])
         raise RewardError(
             f"the reward model gave {int(bad.sum())} of {len(rows)} responses a score that is not finite; the first is "
@@ -77,6 +79,7 @@ def add_model_scores(
     mask: torch.Tensor,
     sources: Sequence[Any],
     weights: Weights,
+    require_finite: bool = True,
 ) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
     """A RewardManager's `reward_tensor` and `reward_extra_info` with the model's scores in.
 
@@ -86,7 +89,9 @@ def add_model_scores(
     penalty = None
     if "overlong_penalty" in info:
         penalty = at_last_token(torch.from_numpy(info["overlong_penalty"]), mask)
-    combined = combine_scores(scores, info["has_rule"], rm_scores, sources, weights, penalty=penalty)
+    combined = combine_scores(
+        scores, info["has_rule"], rm_scores, sources, weights, penalty=penalty, require_finite=require_finite
+    )
     used = [uses_model(source, bool(rule), weights) for source, rule in zip(sources, info["has_rule"], strict=True)]
     model_score = np.where(used, rm_scores.sum(dim=-1).float().cpu().numpy(), np.nan).astype(np.float32)
     return combined, {**info, "score": combined.sum(dim=-1).cpu().numpy(), "model_score": model_score}

@@ -7,6 +7,7 @@ model. Every method answers with a future. Inputs are read only; outputs are new
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -160,10 +161,11 @@ class EngineWorker(Worker):
     ) -> dict[str, float]:
         """One optimizer step per mini-batch.
 
-        `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`. Gives the metrics of all steps together.
+        `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`. Gives the metrics of all steps together. An
+        optimizer step whose loss or gradient is not finite raises or, if the run may skip, is left out and counted.
         """
         steps: list[dict[str, float]] = []
-        skipped = 0
+        skipped: Counter[str] = Counter()
         with engine.on_device(optimizer=True):
             for shard, mini_batch in dealt_mini_batches(data):
                 try:
@@ -171,10 +173,11 @@ class EngineWorker(Worker):
                 except NonFiniteError as error:  # on all ranks alike, before any weight has changed
                     if not self.run.skip_nonfinite:
                         raise
-                    skipped += 1
+                    skipped[error.what] += 1
                     logger.warning("%s: %s This optimizer step is skipped.", self.role_name, error)
-        counted = {f"{prefix}/skipped_updates": float(skipped)} if self.run.skip_nonfinite else {}
-        return mean_metrics(steps, prefix) | counted
+        counted = {f"{prefix}/skipped_updates": float(skipped.total())} if self.run.skip_nonfinite else {}
+        why = {f"{prefix}/nonfinite/{what}": float(count) for what, count in skipped.items()}
+        return mean_metrics(steps, prefix) | counted | why
 
     @property
     def trained_engine(self) -> Engine | None:

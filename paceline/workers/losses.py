@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.algorithms.aggregation import LossNormaliser, agg_loss
 from paceline.algorithms.kl import kl_penalty
 from paceline.algorithms.masking import masked_sum
-from paceline.algorithms.policy_loss import get_policy_loss, truncated_importance_weights
+from paceline.algorithms.policy_loss import get_policy_loss, truncated_importance_weights, usual_loss_agg_mode
 from paceline.algorithms.value_loss import clipped_value_loss
 from paceline.config import ActorConfig, CriticConfig
 from paceline.engine.base import LossFn
@@ -32,6 +32,10 @@ class MiniBatch:
     num_tokens: int
     num_sequences: int
 
+    def per_token(self, total: Tensor) -> Tensor:
+        """A sum over tokens as this micro-batch's share in the mean over the mini-batch's; 0 if it has no token."""
+        return total / max(self.num_tokens, 1)
+
     def aggregate(self, mask: Tensor, mode: str) -> Callable[[Tensor], Tensor]:
         """The share of a micro-batch with this mask in the mini-batch's aggregate."""
         normaliser = LossNormaliser(self.num_tokens, self.num_sequences, mask.shape[-1])
@@ -41,12 +45,13 @@ class MiniBatch:
 def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
     """Policy loss, less the entropy bonus, plus the KL loss."""
     policy_loss = get_policy_loss(config.policy_loss.loss_mode)
+    agg_mode = config.loss_agg_mode or usual_loss_agg_mode(config.policy_loss.loss_mode)
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
 
     def loss_fn(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         log_probs, entropy, mask = output["log_probs"], output["entropy"], micro_batch["response_mask"]
-        agg = mini_batch.aggregate(mask, config.loss_agg_mode)
+        agg = mini_batch.aggregate(mask, agg_mode)
         policy_agg = agg
         # Without an old-log-prob pass this is the only optimizer step on the batch: the old policy is this one.
         old_log_probs = micro_batch.get("old_log_probs", None)
@@ -66,9 +71,9 @@ def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
             clip_ratio_high=high,
             clip_ratio_c=config.clip_ratio_c,
         )
-        metrics = {name: total / mini_batch.num_tokens for name, total in token_sums.items()}
+        metrics = {name: mini_batch.per_token(total) for name, total in token_sums.items()}
         metrics["pg_loss"] = pg_loss.detach()
-        metrics["entropy"] = masked_sum(entropy.detach(), mask) / mini_batch.num_tokens
+        metrics["entropy"] = mini_batch.per_token(masked_sum(entropy.detach(), mask))
         loss = pg_loss
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * agg(entropy)
@@ -94,9 +99,9 @@ def critic_loss(config: CriticConfig, mini_batch: MiniBatch) -> LossFn:
             agg=mini_batch.aggregate(mask, config.loss_agg_mode),
             cliprange_value=config.cliprange_value,
         )
-        metrics = {name: total / mini_batch.num_tokens for name, total in token_sums.items()}
+        metrics = {name: mini_batch.per_token(total) for name, total in token_sums.items()}
         metrics["vf_loss"] = vf_loss.detach()
-        metrics["vpred_mean"] = masked_sum(values.detach(), mask) / mini_batch.num_tokens
+        metrics["vpred_mean"] = mini_batch.per_token(masked_sum(values.detach(), mask))
         return vf_loss, metrics
 
     return loss_fn

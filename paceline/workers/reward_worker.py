@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.algorithms.masking import zero_outside
 from paceline.errors import RewardError
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
@@ -42,9 +43,10 @@ class RewardWorker(Worker):
             )
         rewards, info = result["reward_tensor"], result.get(EXTRA_INFO, {})
         _check(rewards, info, data)
+        rewards = zero_outside(rewards.float(), data.batch["response_mask"])
         rows = np.empty(len(data), dtype=object)
         rows[:] = [{name: values[row] for name, values in info.items()} for row in range(len(data))]
-        return DataProto.from_dict(tensors={"token_level_scores": rewards.float()}, non_tensors={EXTRA_INFO: rows})
+        return DataProto.from_dict(tensors={"token_level_scores": rewards}, non_tensors={EXTRA_INFO: rows})
 
 
 def _check(rewards: Any, info: Any, data: DataProto) -> None:
@@ -54,6 +56,16 @@ def _check(rewards: Any, info: Any, data: DataProto) -> None:
     if shape != wanted:
         found = f"a tensor {shape}" if shape is not None else f"a {type(rewards).__name__}"
         raise RewardError(f"the reward function gave {found} as `reward_tensor`; it must be a tensor {wanted}.")
+    # An empty response has no token to reward, and is not trained on.
+    mask = data.batch["response_mask"].bool()
+    lost = (rewards != 0) & ~mask & mask.any(dim=-1, keepdim=True)
+    if lost.any():
+        row, column = (int(number) for number in lost.nonzero()[0])
+        raise RewardError(
+            f"the reward function gave {int(lost.sum())} rewards to places that are no tokens of a response, the first "
+            f"in row {row} at {column}, where the last token is at {int(mask[row].nonzero()[-1])}. They would be lost: "
+            "put the score of a response at its last token."
+        )
     lengths = {name: len(values) for name, values in info.items()}
     if any(length != len(data) for length in lengths.values()):
         raise RewardError(f"`{EXTRA_INFO}` must have a value for each of {len(data)} rows; it has {lengths}.")

@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.config import ActorConfig
-from paceline.errors import CheckpointError, ConfigError, NonFiniteError, RewardError, UnknownDataSourceError
+from paceline.errors import CheckpointError, ConfigError, RewardError, UnknownDataSourceError
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
 from paceline.trainer.ppo import run_lock as run_lock_module
 from paceline.trainer.ppo.groups import count_optimizer_steps
-from paceline.trainer.ppo.ray_trainer import Later, RayPPOTrainer
+from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
 from paceline.workers import weight_sync
 from tests.in_process import build_in_process, train_in_process
@@ -44,7 +44,7 @@ def config(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
         "trainer__total_training_steps": 6,
         "trainer__save_freq": 1,
         "trainer__test_freq": 2,
-        "trainer__critic_warmup": 1,
+        "trainer__critic_warmup": 2,
         "algorithm__use_kl_in_reward": True,
         "algorithm__kl_ctrl__type": "adaptive",
         "actor_rollout_ref__actor__shuffle": True,
@@ -116,11 +116,21 @@ def test_the_critics_devices_generate_their_share_with_the_same_weights(material
     assert generating == {"actor_rollout_ref_pool", "critic_pool"}
 
 
-def test_the_critic_alone_learns_during_its_warm_up(whole: Path) -> None:
+def test_the_critic_alone_learns_before_the_step_that_critic_warmup_names(whole: Path) -> None:
     lines = read_metrics(whole)
     assert "actor/pg_loss" not in lines[1]
     assert "critic/vf_loss" in lines[1]
     assert "actor/pg_loss" in lines[2]
+
+
+@pytest.mark.parametrize(("warmup", "batches"), [(0, 6), (1, 6), (2, 5), (5, 2)])
+def test_the_actors_schedule_begins_with_its_first_step(
+    material: Path, tmp_path: Path, warmup: int, batches: int
+) -> None:
+    """Batches of 8, 8 and 4 prompts, again and again, in mini-batches of 4 and two passes."""
+    group = build_in_process(config(material, tmp_path, trainer__critic_warmup=warmup)).actor_rollout_wg
+    sizes = [2, 2, 1, 2, 2, 1]
+    assert group._workers[group.name].run.total_optimizer_steps == 2 * sum(sizes[-batches:])
 
 
 def test_resuming_from_an_older_checkpoint_leaves_the_other_branch_aside(
@@ -472,56 +482,3 @@ def test_a_reward_function_that_fails_on_everything_stops_the_run_unless_it_may(
     counted = {"reward_model__on_error": "zero_and_count"}
     train_in_process(config(material, tmp_path / "counted", **changes, **counted))
     assert read_metrics(tmp_path / "counted")[1]["reward/grader_errors"] == 8
-
-
-def poison(trainer: RayPPOTrainer, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One value of `step` is NaN."""
-    compute_values = trainer.compute_values
-
-    def poisoned(batch: Any) -> Any:
-        values = compute_values(batch).get()
-        if trainer.global_step == step:
-            values.batch["values"][0, 0] = float("nan")
-        return Later(lambda: values)
-
-    monkeypatch.setattr(trainer, "compute_values", poisoned)
-
-
-def test_a_value_that_is_not_finite_ends_the_run_with_its_name(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = build_in_process(config(material, tmp_path))
-    poison(trainer, 2, monkeypatch)
-    with pytest.raises(NonFiniteError, match="step 2: values is not finite at 1 of 64 places, the first in row 0"):
-        trainer.fit()
-
-
-def test_a_step_that_is_not_finite_can_be_skipped(
-    material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trainer = build_in_process(config(material, tmp_path, trainer__on_nonfinite="skip"))
-    poison(trainer, 2, monkeypatch)
-    trainer.fit()
-    lines = read_metrics(tmp_path)
-    assert [line.get("training/skipped_step") for line in lines] == [None, None, 1.0, None, None, None, None]
-    assert "actor/pg_loss" not in lines[2]
-    assert "actor/pg_loss" in lines[3]
-
-
-def test_an_optimizer_step_that_is_not_finite_can_be_skipped(
-    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Advantages of 1e38 overflow in the loss of one mini-batch."""
-    trainer = build_in_process(config(material, tmp_path, trainer__on_nonfinite="skip", trainer__critic_warmup=0))
-    update_actor = trainer.update_actor
-
-    def overflowing(batch: Any) -> Any:
-        if trainer.global_step == 2:
-            batch.batch["advantages"][:4] = 3e38
-        return update_actor(batch)
-
-    monkeypatch.setattr(trainer, "update_actor", overflowing)
-    trainer.fit()
-    skipped = [line["actor/skipped_updates"] for line in read_metrics(tmp_path)[1:]]
-    assert skipped[1] > 0
-    assert sum(skipped) == skipped[1]

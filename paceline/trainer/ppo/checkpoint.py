@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -215,13 +216,21 @@ def find_part(checkpoints: Path, part: str, step: int | None = None) -> Path:
         if not folders:
             steps = ", ".join(str(_step_in_name(folder)) for folder in reversed(_newest_first(checkpoints)))
             raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}; there are those of {steps}.")
+    return first_whole_part(folders, part)
+
+
+def first_whole_part(folders: Sequence[Path], part: str) -> Path:
+    """A role's folder in the first of these checkpoints where it is as it was written; every byte of it is read."""
     damage: list[str] = []
     for folder in folders:
         problems = verify_checkpoint(folder, part=part)
         if not problems:
+            if damage:
+                logger.warning("passed over, since damaged: %s; taking %s", "; ".join(damage), folder / part)
             return folder / part
         damage += problems
-    raise CheckpointError(f"{checkpoints} has no whole {part} to read: {'; '.join(damage)}.")
+    where = folders[0] if len(folders) == 1 else folders[0].parent
+    raise CheckpointError(f"{where} has no whole {part} to read: {'; '.join(damage)}.")
 
 
 def _newest_first(checkpoints: Path) -> list[Path]:

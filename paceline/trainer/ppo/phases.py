@@ -36,35 +36,48 @@ def make_requests(rows: dict[str, Any], *, n: int, seed: int, purpose: str, step
     return requests, labels
 
 
-def apply_kl_penalty(
-    data: DataProto, kl_ctrl: kl.KLController, kl_penalty: str = "kl"
-) -> tuple[DataProto, dict[str, float]]:
-    """Subtract the KL divergence from the reference from the scores of each token, and move the coefficient.
+def subtract_kl(data: DataProto, coefficient: float, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
+    """Subtract the KL divergence from the reference from the scores of each token.
 
-    token_level_rewards = token_level_scores - coefficient * KL(old || reference), on response tokens.
+    token_level_rewards = token_level_scores - coefficient * KL(old || reference), on response tokens. The metric
+    `actor/reward_kl_penalty` is the mean over responses of the mean over their tokens; an empty response has none.
     """
     mask = data.batch["response_mask"]
     divergence = kl.kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty)
     divergence = zero_outside(divergence, mask)
-    rewards = data.batch["token_level_scores"] - kl_ctrl.value * divergence
-    current_kl = masked_mean(divergence, mask, dim=-1).mean().item()
-    metrics = {"actor/reward_kl_penalty": current_kl, "actor/reward_kl_penalty_coeff": kl_ctrl.value}
-    kl_ctrl.update(current_kl, n_steps=len(data))
+    rewards = data.batch["token_level_scores"] - coefficient * divergence
+    of_each = masked_mean(divergence, mask, dim=-1)
+    metrics = {
+        "actor/reward_kl_penalty": masked_mean(of_each, mask.any(dim=-1)).item(),
+        "actor/reward_kl_penalty_coeff": coefficient,
+    }
     return data.union(DataProto.from_dict(tensors={"token_level_rewards": rewards})), metrics
 
 
-def first_nonfinite(data: DataProto, names: Sequence[str]) -> str | None:
-    """The first of these columns that is NaN or infinite on a response token, and where; None if there is none."""
+def move_kl_coefficient(data: DataProto, kl_ctrl: kl.KLController, metrics: dict[str, float]) -> None:
+    """Let the coefficient follow the divergence that `subtract_kl` measured on this batch."""
+    num_responses = int(data.batch["response_mask"].any(dim=-1).sum())
+    kl_ctrl.update(metrics["actor/reward_kl_penalty"], n_steps=num_responses)
+
+
+def apply_kl_penalty(
+    data: DataProto, kl_ctrl: kl.KLController, kl_penalty: str = "kl"
+) -> tuple[DataProto, dict[str, float]]:
+    """Subtract the KL divergence from the reference from the scores of each token, and move the coefficient."""
+    data, metrics = subtract_kl(data, kl_ctrl.value, kl_penalty)
+    move_kl_coefficient(data, kl_ctrl, metrics)
+    return data, metrics
+
+
+def nonfinite_places(data: DataProto, names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Which of these columns are NaN or infinite on a response token, with a mask of the places."""
     mask = data.batch["response_mask"].bool()
-    for name in names:
-        column = data.batch.get(name, None)
-        if column is None:
-            continue
-        broken = ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
-        if broken.any():
-            row = int(broken.nonzero()[0][0])
-            return f"{name} is not finite at {int(broken.sum())} of {broken.numel()} places, the first in row {row}"
-    return None
+    columns = {name: data.batch[name] for name in names if name in data.batch}
+    broken = {
+        name: ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
+        for name, column in columns.items()
+    }
+    return {name: places for name, places in broken.items() if places.any()}
 
 
 def rollout_mismatch(data: DataProto) -> dict[str, float]:

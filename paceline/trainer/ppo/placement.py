@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from paceline.algorithms.advantages import needs_critic
-from paceline.config import PPOConfig
+from paceline.algorithms.policy_loss import usual_loss_agg_mode
+from paceline.config import ActorConfig, PPOConfig
 from paceline.config.derived import critic_config
 from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools, rollout_pools
 
@@ -175,7 +176,15 @@ def batch_table(cfg: PPOConfig) -> str:
             responses_each = f"of {plan.micro_batch} responses, accumulated{last}"
             lines.append(_row("micro-batches per device", plan.micro_batches, responses_each))
         lines.append(_row("tokens per micro-batch", plan.tokens_per_micro_batch, meaning))
+    lines += ["", _loss_line(cfg.actor_rollout_ref.actor)]
     return "\n".join(lines)
+
+
+def _loss_line(actor: ActorConfig) -> str:
+    loss = actor.policy_loss.loss_mode
+    if actor.loss_agg_mode is not None:
+        return f"Policy loss {loss}, aggregated by {actor.loss_agg_mode} (loss_agg_mode)"
+    return f"Policy loss {loss}, aggregated by {usual_loss_agg_mode(loss)} (its own way; loss_agg_mode is not set)"
 
 
 def _row(name: str, number: int, meaning: str) -> str:

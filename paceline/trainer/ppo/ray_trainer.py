@@ -35,11 +35,13 @@ from paceline.trainer.ppo.phases import (
     balanced_order,
     compute_advantage,
     deal_mini_batches,
-    first_nonfinite,
     make_requests,
+    move_kl_coefficient,
+    nonfinite_places,
     num_mini_batches,
     rollout_mismatch,
     share_out,
+    subtract_kl,
 )
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
@@ -160,7 +162,7 @@ class RayPPOTrainer:
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open_step: OpenStep | None = None
-        self._skipped_step: int | None = None
+        self._left_out: int | None = None
         self._groups = WorkerGroups(self.config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.worker_groups = self._groups.by_role
         self.actor_rollout_wg: RayWorkerGroup | None = None
@@ -237,7 +239,7 @@ class RayPPOTrainer:
             pass  # Another run in this folder is told of before models are loaded; `run` holds the lock.
         call_tag.set({"step": 0})
         trained = {
-            Role.ActorRollout: (self.config.actor_rollout_ref.actor, self.config.trainer.critic_warmup + 1),
+            Role.ActorRollout: (self.config.actor_rollout_ref.actor, max(1, self.config.trainer.critic_warmup)),
             Role.Critic: (critic_config(self.config), 1),
         }
         trained[Role.ActorRolloutRef] = trained[Role.Actor] = trained[Role.ActorRollout]
@@ -419,14 +421,18 @@ class RayPPOTrainer:
         return batch
 
     def compute_advantages(self, batch: DataProto) -> DataProto:
-        """Rewards (less the KL penalty, if asked), then advantages and returns."""
+        """Rewards (less the KL penalty, if asked), then advantages and returns.
+
+        A number that is not finite ends the run, or leaves the step out: then nothing that outlasts the step changes.
+        """
         algorithm = self.config.algorithm
         with self.log.phase("adv"):
-            batch = self._check_finite(batch, ANSWERS)
+            if self._is_left_out(batch, self._answers):
+                return batch
             if not self.config.actor_rollout_ref.rollout.trust_log_probs:
                 self.log.metrics |= rollout_mismatch(batch)
             if algorithm.use_kl_in_reward:
-                batch, kl_metrics = apply_kl_penalty(batch, self.kl_ctrl, kl_penalty=algorithm.kl_penalty)
+                batch, kl_metrics = subtract_kl(batch, self.kl_ctrl.value, algorithm.kl_penalty)
                 self.log.metrics |= kl_metrics
             else:
                 scores = batch.batch["token_level_scores"]
@@ -438,27 +444,37 @@ class RayPPOTrainer:
                 lam=algorithm.lam,
                 norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
             )
-            return self._check_finite(batch, ("advantages", "returns"))
-
-    def _check_finite(self, batch: DataProto, names: Sequence[str]) -> DataProto:
-        """The batch; or, if a column is not finite, an error, or the batch with zeros there, not to be trained on."""
-        problem = first_nonfinite(batch, names)
-        if problem is None:
+            self._is_left_out(batch, ("token_level_rewards", "advantages", "returns"))
             return batch
+
+    @property
+    def _answers(self) -> list[str]:
+        """Columns of models and graders that the step rests on, where it has them."""
+        corrects = self.config.actor_rollout_ref.actor.tis_imp_ratio_cap > 0
+        return [*ANSWERS, *(["rollout_log_probs"] if corrects else [])]
+
+    def _is_left_out(self, batch: DataProto, names: Sequence[str]) -> bool:
+        """Whether a column is not finite, so that this step updates nothing; an error if the run is to stop then."""
+        broken = nonfinite_places(batch, names)
+        if not broken:
+            return False
+        problem = "; ".join(
+            f"{name} is not finite at {int(places.sum())} of {places.numel()} places, the first in row "
+            f"{int(places.nonzero()[0][0])}"
+            for name, places in broken.items()
+        )
         problem = f"step {self.global_step}: {problem}"
         if self.config.trainer.on_nonfinite == "stop":
             raise NonFiniteError(f"{problem}; nothing was updated. trainer.on_nonfinite=skip leaves such steps out.")
         logger.warning("%s; this step updates nothing", problem)
-        self.log.metrics["training/skipped_step"] = 1.0
-        self._skipped_step = self.global_step
-        for name in names:
-            if name in batch.batch:
-                batch.batch[name] = batch.batch[name].nan_to_num(0.0, 0.0, 0.0)
-        return batch
+        counts = {f"training/nonfinite/{name}": float(places.sum()) for name, places in broken.items()}
+        self.log.metrics |= {"training/skipped_step": 1.0, **counts}
+        self._left_out = self.global_step
+        return True
 
     def update_critic(self, batch: DataProto) -> DataProtoFuture | None:
         """Fit the values to the returns."""
-        if not self.use_critic or self._skipped_step == self.global_step:
+        if not self.use_critic or self._left_out == self.global_step:
             return None
         columns = [*MODEL_INPUTS, "values", "returns"]
         dealt = self._deal(batch, columns, critic_config(self.config), self.critic_wg)
@@ -466,7 +482,7 @@ class RayPPOTrainer:
 
     def update_actor(self, batch: DataProto) -> DataProtoFuture | None:
         """Improve the policy, also where it generates; not while the critic warms up."""
-        if self.global_step <= self.config.trainer.critic_warmup or self._skipped_step == self.global_step:
+        if self.global_step < self.config.trainer.critic_warmup or self._left_out == self.global_step:
             return None
         actor = self.config.actor_rollout_ref.actor
         columns = [*MODEL_INPUTS, "advantages"]
@@ -555,6 +571,7 @@ class RayPPOTrainer:
             return
         self.log.metrics |= self._wait_for_updates()
         self._open_step = None
+        self._follow_kl(step)
         self.log.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
         self.log.write_step(
             step.number,
@@ -563,6 +580,13 @@ class RayPPOTrainer:
             use_critic=self.use_critic,
             devices=self.resource_pool_manager.get_n_gpus(),
         )
+
+    def _follow_kl(self, step: OpenStep) -> None:
+        """Move the KL coefficient; not after a step, or an optimizer step of it, that was left out."""
+        metrics = self.log.metrics
+        skipped = any(metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic"))
+        if self.config.algorithm.use_kl_in_reward and not skipped and self._left_out != step.number:
+            move_kl_coefficient(step.batch, self.kl_ctrl, metrics)
 
     def _save_what_is_complete(self) -> None:
         """After an error: the step before may lack nothing but its line, and its checkpoint the last file."""

@@ -13,6 +13,7 @@ from paceline.config.keys import unknown_choice
 from paceline.errors import ConfigError, RewardError
 from paceline.protocol import DataProto
 from paceline.rewards import columns_of
+from paceline.trainer.ppo.phases import nonfinite_places
 
 if TYPE_CHECKING:
     from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
@@ -36,6 +37,9 @@ def refill_groups(trainer: RayPPOTrainer, batch: DataProto) -> DataProto:
     for drawn in itertools.count(1):
         pending = trainer.score(batch)
         batch = batch.union(pending.get())
+        if nonfinite_places(batch, ["token_level_scores"]):
+            trainer.log.add_scores(pending.info, trainer.scoring.metrics(trainer.scoring.sources(batch), pending.info))
+            return batch  # the run stops at them, or leaves the step out
         signal = groups_with_signal(_measured(batch, pending.info, settings.metric), batch.non_tensor_batch["uid"])
         signal &= found + np.cumsum(signal) <= wanted
         kept.append(batch[np.flatnonzero(signal)])

@@ -61,7 +61,6 @@ class Checkpoints:
         state = {
             "global_step": trainer.global_step,
             "dataloader": trainer.train_dataloader.state_dict(),
-            "kl_ctrl": trainer.kl_ctrl.state_dict(),
             "data_files": trainer.data_files.at_start,
         }
         trainer.data_files.warn_of_changes()
@@ -91,7 +90,9 @@ class Checkpoints:
         with self.trainer.log.phase("save_checkpoint"), self._failures_in_words(step):
             for future in (*unfinished.saving, *unfinished.writing):
                 future.get()
-            complete_checkpoint(unfinished.folder, unfinished.state)
+            # Now, and not when it was begun: the coefficient moves when the updates of its step have ended.
+            state = {**unfinished.state, "kl_ctrl": self.trainer.kl_ctrl.state_dict()}
+            complete_checkpoint(unfinished.folder, state)
             config = self.trainer.config.trainer
             prune_checkpoints(self.folder, config.max_actor_ckpt_to_keep, config.max_critic_ckpt_to_keep)
 

@@ -43,6 +43,7 @@ class Scoring:
         self.source_key = config.data.reward_fn_key
         self.weights = read_weights(config.reward_model.weights)
         self.on_error = config.reward_model.on_error
+        self.stops = config.trainer.on_nonfinite == "stop"
         self._has_rule = has_rule
 
     def issue(
@@ -92,6 +93,7 @@ class Scoring:
             mask=batch.batch["response_mask"],
             sources=self._named_sources(batch),
             weights=self.weights,
+            require_finite=self.stops,  # else the step is left out, as for other numbers that are not finite
         )
 
     def _rule_scores(self, batch: DataProto, graded: DataProtoFuture) -> tuple[torch.Tensor, dict[str, np.ndarray]]:

@@ -160,6 +160,18 @@ def test_at_the_old_policy_the_gradient_is_minus_the_advantage(policy_loss, batc
     assert all(total.item() == 0 for total in sums.values())
 
 
+def test_the_ratio_of_a_response_is_at_most_e_to_the_10_and_may_be_as_small_as_it_likes() -> None:
+    log_prob, old_log_prob = tensor([[0.0, 0.0], [-15.0, -15.0]]), tensor([[-15.0, -15.0], [0.0, 0.0]])
+    loss, _ = gspo_policy_loss(
+        old_log_prob, log_prob, -torch.ones(2, 2), torch.tensor([[1, 1], [0, 0]]), agg=sum_all, **CLIPS
+    )
+    assert loss.item() == pytest.approx(2 * math.exp(10.0), rel=1e-5)
+    loss, _ = gspo_policy_loss(
+        old_log_prob, log_prob, torch.ones(2, 2), torch.tensor([[0, 0], [1, 1]]), agg=sum_all, **CLIPS
+    )
+    assert loss.item() == pytest.approx(-2 * math.exp(-15.0), rel=1e-5)
+
+
 @each_loss
 def test_a_ratio_beyond_float32_stays_finite(policy_loss) -> None:
     log_prob = tensor([[0.0], [-300.0], [0.0], [-300.0]]).requires_grad_()

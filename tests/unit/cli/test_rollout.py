@@ -13,7 +13,8 @@ from paceline.cli.rollout import find_model, read_prompts
 from paceline.config import PPOConfig
 from paceline.data import rl_dataset
 from paceline.data.tokenizer import load_tokenizer
-from paceline.errors import ConfigError
+from paceline.errors import CheckpointError, ConfigError
+from paceline.trainer.ppo.checkpoint import begin_checkpoint, complete_checkpoint
 from tests.runs import make_material
 
 
@@ -98,6 +99,33 @@ def test_what_can_not_be_read_or_written_is_told_before_anything_is_sampled(
     assert shown.out == ""
 
 
+def test_a_damaged_checkpoint_is_not_sampled_from(
+    finished_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One byte of the weights is another: the model can still be read."""
+    shutil.copytree(finished_run, tmp_path / "run")
+    checkpoints = tmp_path / "run/checkpoints"
+
+    def damage(step: int) -> None:
+        weights = checkpoints / f"global_step_{step}/actor/model.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+
+    damage(4)
+    wrong = r"global_step_4/actor/model\.safetensors was changed: its sha256 is not the one it was written with"
+    for asked in ((str(tmp_path / "run"), 4), (str(checkpoints / "global_step_4"), None)):
+        with pytest.raises(CheckpointError, match=wrong):
+            find_model(*asked)
+    assert find_model(str(tmp_path / "run"), None).model == str(checkpoints / "global_step_2/actor")
+    assert "global_step_4/actor/model.safetensors was changed" in caplog.text
+    damage(2)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["rollout", "--model", str(tmp_path / "run"), "--prompt", "1+1="])
+    assert ended.value.code == 1
+    assert "has no whole actor to read: global_step_4/actor/model.safetensors was changed" in capsys.readouterr().err
+
+
 def test_a_run_without_checkpoints_says_how_to_get_them(finished_run: Path, tmp_path: Path) -> None:
     for name in ("config.yaml", "metrics.jsonl"):
         shutil.copy(finished_run / name, tmp_path / name)
@@ -113,8 +141,10 @@ def test_a_known_source_is_scored_without_a_run(finished_run: Path, capsys: pyte
 
 def test_a_secret_that_the_reward_needs_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run saves *** for it, which would go to the function as if it were the key."""
-    (tmp_path / "checkpoints/global_step_2/actor").mkdir(parents=True)
-    (tmp_path / "checkpoints/global_step_2/actor/config.json").touch()
+    folder = begin_checkpoint(tmp_path / "checkpoints", 2)
+    (folder / "actor").mkdir()
+    (folder / "actor/config.json").touch()
+    complete_checkpoint(folder, {"global_step": 2})
     saved = tmp_path / "config.yaml"
     reward = "custom_reward_function: {path: reward.py, reward_kwargs: {judge: {api_key: VALUE}, url: 'http://a'}}\n"
     unused = "ray_kwargs: {ray_init: {runtime_env: {env_vars: {HF_TOKEN: '***'}}}}\n"

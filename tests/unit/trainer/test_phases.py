@@ -80,6 +80,24 @@ def test_kl_penalty_is_subtracted_per_token_and_moves_the_adaptive_coefficient()
     assert controller.value == pytest.approx(0.1 * 0.98)
 
 
+def test_an_empty_response_counts_neither_in_the_kl_nor_in_how_far_the_coefficient_moves() -> None:
+    def data(rows: int) -> DataProto:
+        mask = torch.tensor([[1, 1], [1, 0], [0, 0]])[:rows]
+        columns = {"old_log_probs": torch.zeros(3, 2), "ref_log_prob": torch.full((3, 2), -0.4)}
+        columns["token_level_scores"] = torch.zeros(3, 2)
+        return DataProto.from_dict(
+            tensors={name: column[:rows] for name, column in columns.items()} | {"response_mask": mask}
+        )
+
+    values = []
+    for rows in (2, 3):
+        controller = AdaptiveKLController(0.1, target_kl=0.1, horizon=10)
+        _, metrics = apply_kl_penalty(data(rows), controller)
+        assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.4)
+        values.append(controller.value)
+    assert values == [pytest.approx(0.1 * (1 + 0.2 * 2 / 10))] * 2
+
+
 def test_grpo_advantages_use_the_uid_groups() -> None:
     data = DataProto.from_dict(
         tensors={

@@ -183,6 +183,15 @@ def test_the_batch_table_says_what_every_number_counts():
     assert "Update of the critic" not in batch_table(config(*GRPO))
 
 
+def test_the_plan_says_how_token_losses_are_aggregated():
+    gspo = "actor_rollout_ref.actor.policy_loss.loss_mode=gspo"
+    own = "(its own way; loss_agg_mode is not set)"
+    assert f"Policy loss vanilla, aggregated by token-mean {own}" in batch_table(config())
+    assert f"Policy loss gspo, aggregated by seq-mean-token-mean {own}" in batch_table(config(gspo))
+    asked = "actor_rollout_ref.actor.loss_agg_mode=token-mean"
+    assert "Policy loss gspo, aggregated by token-mean (loss_agg_mode)" in batch_table(config(gspo, asked))
+
+
 def test_micro_batches_by_tokens_have_no_fixed_number():
     keys = ("actor_rollout_ref.actor.use_dynamic_bsz=True", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=5000")
     actor, critic = batch_table(config(*keys)).split("Update of the ")[1:]

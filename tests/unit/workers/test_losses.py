@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from paceline.config import ActorConfig, CriticConfig
+from paceline.algorithms.policy_loss import register_policy_loss
+from paceline.config import ActorConfig, CriticConfig, PolicyLossConfig
+from paceline.errors import ConfigError
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
 
 ROWS, WIDTH = 6, 5
@@ -111,3 +114,78 @@ def test_tokens_of_another_engine_weigh_what_the_trainer_thinks_of_them_up_to_th
     weights = torch.tensor([[0.5, 0.0]]).exp() * torch.tensor([[1.0, 2.0]])
     assert float(loss.detach()) == pytest.approx(-float(weights.mean()))
     torch.testing.assert_close(output["log_probs"].grad, -weights / 2)
+
+
+def test_a_mini_batch_of_empty_responses_has_loss_and_metrics_of_0() -> None:
+    batch, output, _ = example()
+    batch["response_mask"] = torch.zeros_like(batch["response_mask"])
+    nothing = MiniBatch(rows_per_shard=ROWS, num_tokens=0, num_sequences=0)
+    for loss_fn in (actor_loss(ActorConfig(use_kl_loss=True), nothing), critic_loss(CriticConfig(), nothing)):
+        assert set(total(loss_fn, batch, output, []).values()) == {0.0}
+
+
+def two_responses() -> tuple[TensorDict, torch.Tensor, MiniBatch]:
+    """Five tokens, one of them between the others outside the mask; the policy's log-probs beside them."""
+    batch = TensorDict(
+        {
+            "response_mask": torch.tensor([[1, 1, 1], [1, 0, 1]]),
+            "old_log_probs": torch.tensor([[-0.5, -1.2, -2.0], [-0.1, -0.7, -1.5]]),
+            "rollout_log_probs": torch.tensor([[-0.6, -2.2, -1.9], [-0.1, -9.9, -1.1]]),
+            "advantages": torch.tensor([[1.0, 1.0, 1.0], [-0.5, -0.5, -0.5]]),
+        },
+        batch_size=[2],
+    )
+    log_probs = torch.tensor([[-0.4, -1.6, -1.0], [-0.3, -0.7, -1.45]], requires_grad=True)
+    return batch, log_probs, MiniBatch(rows_per_shard=2, num_tokens=5, num_sequences=2)
+
+
+def config_of(loss_mode: str, **settings: object) -> ActorConfig:
+    return ActorConfig(policy_loss=PolicyLossConfig(loss_mode=loss_mode), **settings)
+
+
+def loss_and_gradient(config: ActorConfig) -> tuple[float, torch.Tensor]:
+    batch, log_probs, mini_batch = two_responses()
+    loss, _ = actor_loss(config, mini_batch)({"log_probs": log_probs, "entropy": torch.zeros(2, 3)}, batch)
+    loss.backward()
+    return float(loss.detach()), log_probs.grad
+
+
+@pytest.mark.parametrize(
+    ("loss_mode", "expected", "gradient"),
+    [
+        ("vanilla", -0.408098, [[-1.10517, -0.67032, 0.0], [0.40937, 0.0, 0.52564]]),
+        ("gspo", -0.368064, [[0.0, 0.0, 0.0], [0.57984, 0.0, 0.57984]]),
+        ("cispo", 0.407417, [[-1.10517, -0.8, -1.2], [0.40937, 0.0, 0.52564]]),
+    ],
+)
+def test_losses_with_all_defaults_give_the_numbers_that_others_compute(
+    loss_mode: str, expected: float, gradient: list[list[float]]
+) -> None:
+    """The gradient is given times the number of tokens."""
+    loss, found = loss_and_gradient(config_of(loss_mode))
+    assert loss == pytest.approx(expected, abs=2e-6)
+    torch.testing.assert_close(5 * found, torch.tensor(gradient), atol=1e-5, rtol=1e-5)
+
+
+def test_truncated_importance_weights_give_the_number_that_others_compute() -> None:
+    assert loss_and_gradient(config_of("vanilla", tis_imp_ratio_cap=2.0))[0] == pytest.approx(-0.577228, abs=2e-6)
+
+
+def test_an_aggregation_that_is_set_counts_and_else_the_losss_own() -> None:
+    by_sequence = loss_and_gradient(config_of("gspo", loss_agg_mode="seq-mean-token-mean"))[0]
+    assert loss_and_gradient(config_of("gspo"))[0] == by_sequence
+    # One number per response, -1.2 and 0.463874, over three and two tokens.
+    by_token = loss_and_gradient(config_of("gspo", loss_agg_mode="token-mean"))[0]
+    assert by_token == pytest.approx((3 * -1.2 + 2 * 0.463874) / 5, abs=1e-5)
+
+
+def test_a_registered_loss_brings_its_aggregation() -> None:
+    name = f"own-{uuid.uuid4()}"
+
+    @register_policy_loss(name, loss_agg_mode="seq-mean-token-sum")
+    def reinforce(old_log_prob, log_prob, advantages, response_mask, *, agg, **_):
+        return agg(-advantages * log_prob), {}
+
+    assert loss_and_gradient(config_of(name))[0] == pytest.approx((3.0 - 0.875) / 2)
+    with pytest.raises(ConfigError, match="did you mean token-mean"):
+        register_policy_loss("other", loss_agg_mode="token_mean")

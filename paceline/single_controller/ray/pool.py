@@ -142,7 +142,7 @@ class RayResourcePool:
     Nothing is reserved until a worker group starts on the pool; then all of it is, on that many different nodes, or
     there is a `ResourceError` that shows what the cluster has.
 
-    `threads_per_worker`: compute threads; None divides the node's cores by the group's workers there.
+    `threads_per_worker`: compute threads; None divides the cores of each worker's own node by the workers there.
     """
 
     def __init__(
@@ -220,6 +220,11 @@ class RayResourcePool:
         logger.info("pool %s: %d devices reserved for %s", self.name, self.world_size, owner)
         return [self._actor_options(slot) for slot in self._slots]
 
+    def workers_beside(self, rank: int) -> int:
+        """How many workers are on the node of this one, itself too; other pools may share the reservation."""
+        slot = self._slots[rank]
+        return slot.placement.devices_per_node[slot.bundle]
+
     def release(self) -> None:
         """Give the devices back; the reservation ends when no group uses any device of it."""
         for placement in self._placements():
@@ -263,6 +268,11 @@ class ProcessPool:
         """The Ray options of each actor; there is nothing to wait for."""
         del owner, timeout_seconds
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * self.world_size
+
+    def workers_beside(self, rank: int) -> int:
+        """Unknown: Ray puts them anywhere."""
+        del rank
+        return self.world_size
 
     def release(self) -> None:
         """Nothing was reserved."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray._private import services
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -109,8 +110,24 @@ class _Placement:
                 *(["held by placement groups:", *holders] if holders else []),
                 "Lower the devices per node, the number of nodes or the CPUs per device, or give Ray more: "
                 "num_cpus or num_gpus of ray.init or `ray start`, or more nodes.",
+                *_other_clusters(),
             ]
         )
+
+
+def _other_clusters() -> list[str]:
+    """A line if another Ray runs on this machine: nobody joins it who does not name its address."""
+    here = ray.get_runtime_context().gcs_address
+    # A Ray of a run's own, which takes no others, is on the loopback address.
+    others = sorted(
+        address for address in services.find_gcs_addresses() if address != here and not address.startswith("127.")
+    )
+    if not others:
+        return []
+    return [
+        f"This Ray is at {here}. Another one runs on this machine, at {', '.join(others)}, and was not joined: that "
+        "takes an address. Set that of ray.init to auto, or RAY_ADDRESS to this one."
+    ]
 
 
 def _table(device: _Device) -> list[str]:

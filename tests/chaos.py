@@ -41,10 +41,11 @@ PROGRAMS = {
 """Other processes by a part of their command line."""
 VICTIMS = ("launcher", *WORKERS, *PROGRAMS)
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+STEPS = 24
 HEARTBEAT_SECONDS = 15
 PAUSE_SECONDS = 25
 """How long a stopped launching process stays so."""
-LIMIT_SECONDS = 150
+LIMIT_SECONDS = 200
 """How long a disturbed run may take longer than an undisturbed one: to notice it, to start again, to repeat steps."""
 LONGEST_SECONDS = 600
 
@@ -53,7 +54,7 @@ def start(material: Path, run_dir: Path) -> subprocess.Popen:
     settings = {
         "trainer__placement__name": "split",
         "trainer__n_gpus_per_node": 2,
-        "trainer__total_training_steps": 40,
+        "trainer__total_training_steps": STEPS,
         "trainer__save_freq": 2,
         "trainer__test_freq": 10,
         "trainer__max_actor_ckpt_to_keep": 2,
@@ -68,14 +69,14 @@ def start(material: Path, run_dir: Path) -> subprocess.Popen:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 
 
-def wait_for_training(process: subprocess.Popen, run_dir: Path) -> None:
-    """Wait for the first line of metrics."""
+def wait_for_step(process: subprocess.Popen, run_dir: Path, step: int) -> None:
+    """Wait for the line of a step; that of 0 is the validation before the first."""
     deadline = time.time() + LONGEST_SECONDS
     while time.time() < deadline and process.poll() is None:
-        if (run_dir / "metrics.jsonl").exists() and results(run_dir):
+        if (run_dir / "metrics.jsonl").exists() and len(results(run_dir)) > step:
             return
         time.sleep(0.02)
-    raise TimeoutError(f"no first step; the end of the output:\n{Path(f'{run_dir}.txt').read_text()[-3000:]}")
+    raise TimeoutError(f"no step {step}; the end of the output:\n{Path(f'{run_dir}.txt').read_text()[-3000:]}")
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:
@@ -99,17 +100,19 @@ def find(victim: str, processes: list[psutil.Process], run_dir: Path) -> psutil.
 
 @dataclass(frozen=True)
 class Strike:
-    """What is done to which process, and after which share of the time that training takes."""
+    """What is done to which process, in which step, and how many seconds after the step began."""
 
     victim: str
     signal: signal.Signals
-    share: float
+    step: int
+    seconds: float
 
     @classmethod
     def of(cls, seed: int) -> Strike:
         """Victims and signals in turn, so that some 30 seeds have all of them; the instant by chance."""
-        kind = seed % (len(VICTIMS) * len(SIGNALS))
-        return cls(VICTIMS[kind % len(VICTIMS)], SIGNALS[kind // len(VICTIMS)], random.Random(seed).random())
+        kind, dice = seed % (len(VICTIMS) * len(SIGNALS)), random.Random(seed)
+        name, number = VICTIMS[kind % len(VICTIMS)], SIGNALS[kind // len(VICTIMS)]
+        return cls(name, number, dice.randrange(STEPS - 2), dice.random())
 
 
 def disturbed(material: Path, run_dir: Path, strike: Strike, seconds: float) -> str:
@@ -117,8 +120,8 @@ def disturbed(material: Path, run_dir: Path, strike: Strike, seconds: float) -> 
     process = start(material, run_dir)
     processes: list[psutil.Process] = []
     try:
-        wait_for_training(process, run_dir)
-        time.sleep(0.9 * strike.share * seconds)
+        wait_for_step(process, run_dir, strike.step)
+        time.sleep(strike.seconds)
         processes = family(process)
         step = len(results(run_dir)) - 1
         find(strike.victim, processes, run_dir).send_signal(strike.signal)
@@ -158,13 +161,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=2 * len(VICTIMS))
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--step", type=int, default=1, help="from seed to seed: another order of the victims")
     arguments = parser.parse_args(argv)
     failures = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         material = make_material(folder / "material")
         process = start(material, folder / "undisturbed")
-        wait_for_training(process, folder / "undisturbed")
+        wait_for_step(process, folder / "undisturbed", 0)
         began = time.time()
         if process.wait(timeout=LONGEST_SECONDS):
             print((folder / "undisturbed.txt").read_text()[-3000:])
@@ -172,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds = time.time() - began
         expected = results(folder / "undisturbed")
         print(f"undisturbed: {len(expected) - 1} steps in {seconds:.0f} s", flush=True)
-        for seed in range(arguments.first, arguments.first + arguments.seeds):
+        for seed in range(arguments.first, arguments.first + arguments.step * arguments.seeds, arguments.step):
             run_dir = folder / f"seed{seed}"
             try:
                 said = disturbed(material, run_dir, Strike.of(seed), seconds)

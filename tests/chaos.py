@@ -50,21 +50,23 @@ LIMIT_SECONDS = 200
 LONGEST_SECONDS = 600
 
 
+SETTINGS = {
+    "trainer__placement__name": "split",
+    "trainer__n_gpus_per_node": 2,
+    "trainer__total_training_steps": STEPS,
+    "trainer__save_freq": 2,
+    "trainer__test_freq": 10,
+    "trainer__max_actor_ckpt_to_keep": 2,
+    "trainer__max_critic_ckpt_to_keep": 2,
+    "trainer__max_restarts": 2,
+    "trainer__heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
+    "trainer__live_view": False,
+}
+
+
 def start(material: Path, run_dir: Path) -> subprocess.Popen:
-    settings = {
-        "trainer__placement__name": "split",
-        "trainer__n_gpus_per_node": 2,
-        "trainer__total_training_steps": STEPS,
-        "trainer__save_freq": 2,
-        "trainer__test_freq": 10,
-        "trainer__max_actor_ckpt_to_keep": 2,
-        "trainer__max_critic_ckpt_to_keep": 2,
-        "trainer__max_restarts": 2,
-        "trainer__heartbeat_timeout_seconds": HEARTBEAT_SECONDS,
-        "trainer__live_view": False,
-    }
     command = [sys.executable, "-m", "paceline.trainer.main_ppo"]
-    command += as_overrides(base_config(material, run_dir, **settings))
+    command += as_overrides(base_config(material, run_dir, **SETTINGS))
     with Path(f"{run_dir}.txt").open("a") as output:
         return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
 

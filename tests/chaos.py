@@ -30,7 +30,7 @@ WORKERS = {"actor": "actor_rollout", "critic": "critic", "reward": "reward"}
 """Roles by what the driver's log calls them when it tells their process ids."""
 PROGRAMS = {
     "driver": "ray::TaskRunner",
-    "gcs_server": "gcs_server/gcs_server",
+    "gcs_server": "gcs/gcs_server",
     "raylet": "raylet/raylet",
     "log_monitor": "log_monitor.py",
     "dashboard": "dashboard/dashboard.py",
@@ -42,7 +42,7 @@ PROGRAMS = {
 VICTIMS = ("launcher", *WORKERS, *PROGRAMS)
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 STEPS = 24
-HEARTBEAT_SECONDS = 15
+HEARTBEAT_SECONDS = 20
 PAUSE_SECONDS = 25
 """How long a stopped launching process stays so."""
 LIMIT_SECONDS = 200

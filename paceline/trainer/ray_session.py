@@ -36,9 +36,10 @@ ANSWER_SECONDS = 15.0
 """How long Ray may take to answer a question about its records."""
 LOG_SECONDS = 0.5
 """How long Ray may take to bring a worker's last lines to this terminal; what comes later is lost at its shutdown."""
-START_SECONDS = 50.0
-"""How long a Ray of the run's own may take to start. Ray itself gives up a raylet after 30 s, and ends this whole
-process when its gcs_server has not answered for a minute."""
+START_SECONDS = 180.0
+"""How long a Ray of the run's own may take to start, on a machine that is busy; Ray itself gives a raylet 30 s."""
+STOPPED_SECONDS = 20.0
+"""How long its gcs_server may be stopped meanwhile. After a minute without it Ray ends this whole process."""
 SHUTDOWN_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 """How long processes that were told to end may take to do so."""
@@ -254,14 +255,23 @@ def _guarded_start() -> Iterator[None]:
 
     def watch() -> None:
         gcs: psutil.Process | None = None
-        deadline = time.monotonic() + START_SECONDS
+        began = last_running = time.monotonic()
         while not started.wait(0.2):
+            state = None
             with suppress(psutil.Error):
                 gcs = gcs or next((child for child in own_processes() if child.name() == "gcs_server"), None)
-            died = gcs is not None and (not gcs.is_running() or gcs.status() == psutil.STATUS_ZOMBIE)
-            if died or time.monotonic() > deadline:
+                state = gcs.status() if gcs is not None else psutil.STATUS_RUNNING
+            now, why = time.monotonic(), ""
+            if state != psutil.STATUS_STOPPED:
+                last_running = now
+            if state in (None, psutil.STATUS_ZOMBIE):
+                why = "its process gcs_server ended"
+            elif now - last_running > STOPPED_SECONDS:
+                why = f"its process gcs_server is stopped for {STOPPED_SECONDS:.0f} s"
+            elif now - began > START_SECONDS:
+                why = f"it took more than {START_SECONDS:.0f} s"
+            if why:
                 # ray.init can't be interrupted: it waits in Ray's own code, which ends this process in the end.
-                why = "its process gcs_server ended" if died else f"it took more than {START_SECONDS:.0f} s"
                 sys.stderr.write(f"Ray did not start: {why}. The same command may be started again.\n")
                 sys.stderr.flush()
                 kill_processes(own_processes())

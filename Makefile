@@ -55,7 +55,7 @@ test-backends: $(BACKENDS:%=backend-%)
 			tests/contract/test_engine_contract.py tests/ray/test_backend_runs.py || exit 1; \
 	done
 
-# Kills processes of real runs at random: a quarter of an hour or more.
+# Kills and stops each process of real runs: half an hour or more.
 chaos: $(READY)
 	$(BIN)/python -m tests.chaos
 

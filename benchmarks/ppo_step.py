@@ -163,8 +163,8 @@ def run_bare_beside_ray(material: Path, workload: str, prompts: int, threads: in
         def is_there(self) -> bool:
             return True
 
-    with running_ray(PPOConfig()) as options:
-        waiting = [ray.remote(Waiting).options(**options).remote() for _ in ("driver", "rewards")]
+    with running_ray(PPOConfig()) as session:
+        waiting = [ray.remote(Waiting).options(**session.options()).remote() for _ in ("driver", "rewards")]
         ray.get([actor.is_there.remote() for actor in waiting])
         run_bare(material, workload, prompts, threads, folder)
 

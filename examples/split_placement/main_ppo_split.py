@@ -78,8 +78,8 @@ def main(config: DictConfig) -> None:
         if complete.trainer.dry_run:
             print(dry_run_text(complete))
             return
-        with running_ray(complete) as options:
-            ray.get(main_task.options(max_retries=0, **options).remote(to_dictconfig(complete)))
+        with running_ray(complete) as session:
+            ray.get(main_task.options(max_retries=0, **session.options()).remote(to_dictconfig(complete)))
 
 
 if __name__ == "__main__":

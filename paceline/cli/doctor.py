@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.cli.parser import make_parser
+from paceline.machine import available_cores, total_memory
 
 GB = 1 << 30
 SIGNS = {"ok": "ok", "note": "--", "missing": "NO"}
@@ -23,7 +24,6 @@ LEAST_MEMORY_GB = 2.0
 LEAST_SHM_SHARE = 0.1
 """Of main memory. Ray wants 0.3 for its object store and takes less; below this it falls back to files in /tmp."""
 LEAST_DISK_GB = 5.0
-CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 PURPOSES = {"wandb": "trainer.logger=wandb"}
 """What an extra is for."""
@@ -126,7 +126,7 @@ def check_devices() -> Iterator[Finding]:
     from paceline.trainer.device import detect_device
 
     device = detect_device()
-    cores = f"{_cores():g} cores"
+    cores = f"{available_cores():g} cores"
     if device == "cpu":
         fix = ""
         if shutil.which("nvidia-smi"):
@@ -139,24 +139,12 @@ def check_devices() -> Iterator[Finding]:
     yield Finding("devices", "ok", f"{len(names)} x {names[0]} with {memory:.0f} GB, {cores}")
 
 
-def _cores() -> float:
-    """Those that this process may use: of the machine, or of a container that is given less (cgroup v2)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = CPU_LIMIT.read_text().split()
-        return min(cores, int(quota) / int(period))
-    except (OSError, ValueError):  # there is no such file, or it says that there is no limit: "max 100000"
-        return cores
-
-
 def check_memory() -> Iterator[Finding]:
     """Main memory, shared memory and the disk under this folder."""
     import psutil
 
-    from paceline.trainer.ppo.memory import available_memory
-
     memory = psutil.virtual_memory()
-    total = min(memory.total, available_memory("cpu") or memory.total)  # less in a container with a limit
+    total = min(memory.total, total_memory())  # less in a container with a limit
     available = min(memory.available, total)
     enough = available / GB >= LEAST_MEMORY_GB
     yield Finding(

@@ -15,10 +15,9 @@ import sys
 import time
 from typing import Any
 
-import psutil
-
 from paceline import __version__
 from paceline.config.secrets import masked_command
+from paceline.machine import available_cores, total_memory
 
 ENVIRONMENT_FILE = "environment.json"
 LAUNCH_VARIABLE = "PACELINE_LAUNCH"
@@ -47,8 +46,8 @@ def describe_environment(**more: Any) -> dict[str, Any]:
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "host": platform.node(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / (1 << 30), 1),
+        "cores": available_cores(),
+        "memory_gb": round(total_memory() / (1 << 30), 1),
         **more,
     }
 

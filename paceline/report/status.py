@@ -59,9 +59,23 @@ class StatusWriter:
         # A full or unreachable disk is for the run's own records to complain of.
         with contextlib.suppress(OSError):
             running = {} if self._closed.is_set() else self._running()
-            temporary = self._path.with_name(f".{self._path.name}.tmp")
-            temporary.write_text(json.dumps(plain({**self._status, "updated": time.time(), "running": running})))
-            temporary.replace(self._path)
+            _replace(self._path, {**self._status, "updated": time.time(), "running": running})
+
+
+def end_status(run_dir: Path, state: State, error: str | None = None, *, since: float = 0.0) -> None:
+    """Say how a run ended whose own process can't say so any more; one that did, or began before `since`, stays."""
+    path = run_dir / STATUS_FILE
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        status = json.loads(path.read_text())
+        if status["state"] == "running" and status["started"] >= since:
+            status |= {"state": state, "running": {}} | ({"error": error} if error else {})
+            _replace(path, status)
+
+
+def _replace(path: Path, status: dict[str, Any]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(plain(status)))
+    temporary.replace(path)
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:

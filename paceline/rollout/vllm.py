@@ -6,8 +6,7 @@ import logging
 import os
 import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from paceline.rollout.base import (
 )
 from paceline.rollout.registry import register_rollout
 from paceline.rollout.vllm_arguments import engine_arguments
+from paceline.rollout.vllm_memory import shared_memory_of_this_run
 from paceline.rollout.weights import whole_state
 
 if TYPE_CHECKING:
@@ -83,10 +83,11 @@ class VllmRollout(RolloutEngine):
             os.environ.update(_ENVIRONMENT)
             if is_shared:
                 os.environ.update(_place_of_this_rank(spec))
-                _remove_memory_of_killed_runs()
             from vllm import LLM
 
-            llm = LLM(**engine_arguments(spec, load_format="dummy" if is_dummy else "auto", enable_sleep_mode=sleeps))
+            arguments = engine_arguments(spec, load_format="dummy" if is_dummy else "auto", enable_sleep_mode=sleeps)
+            with shared_memory_of_this_run() if is_shared and spec.device == "cpu" else nullcontext():
+                llm = LLM(**arguments)
         # It would warn at every update of buffers that are in no state dict; that all weights come is checked here.
         logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         configured = llm.llm_engine.model_config.try_get_generation_config().get("eos_token_id")
@@ -192,24 +193,6 @@ def _place_of_this_rank(spec: RolloutSpec) -> dict[str, str]:
     return {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(index)}
 
 
-def _remove_memory_of_killed_runs(folder: Path = Path("/dev/shm")) -> None:
-    """On a CPU vLLM's ranks share memory under a name that is the same in every run; what a killed one left would keep
-    the next from starting. No rank has made its own yet: that takes all of them."""
-    for file in folder.glob("*-cpushm_*"):
-        if not _is_mapped(file):
-            with suppress(OSError):  # another rank was faster, or it is someone else's
-                file.unlink()
-
-
-def _is_mapped(file: Path) -> bool:
-    """Whether a process that this user may look at has the file in its memory."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with suppress(OSError):  # it ended, or is someone else's
-            if str(file) in maps.read_text():
-                return True
-    return False
-
-
 def _peers() -> dist.ProcessGroup:
     """The ranks that share this rank's engine."""
     from vllm.distributed.parallel_state import get_tp_group
@@ -238,7 +221,8 @@ def _random_state_kept() -> Iterator[None]:
     """The process's random state belongs to training; vLLM seeds it and draws from it."""
     python, legacy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng():
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        with torch.random.fork_rng(device_type=accelerator.type if accelerator is not None else "cuda"):
             yield
     finally:
         random.setstate(python)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,14 @@ def merged_runtime_env(
     variables |= run or {}
     if transfer_queue:
         variables["TRANSFER_QUEUE_ENABLE"] = "1"
+    # Ray refuses a variable that both the job and its driver set, and the job's reaches all processes as well.
+    variables = {name: value for name, value in variables.items() if name not in _variables_of_job()}
     user = dict(user or {})
     variables |= {name: str(value) for name, value in (user.pop("env_vars", None) or {}).items()}
     return {**user, "env_vars": variables}
+
+
+def _variables_of_job() -> Mapping[str, str]:
+    """The variables of the runtime environment that `ray job submit` was given, if this process is such a job."""
+    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    return (job.get("runtime_env") or {}).get("env_vars") or {}

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
-import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from paceline.config import PPOConfig
-from paceline.config.keys import nearest
 from paceline.config.load import to_dictconfig
-from paceline.config.secrets import masked, without_secrets
-from paceline.errors import ConfigError, PacelineError, ResourceError, WorkerError
-from paceline.log_file import LOG_FOLDER_VARIABLE
-from paceline.report.environment import launch_variables
-from paceline.trainer.constants_ppo import merged_runtime_env
+from paceline.errors import PacelineError, ResourceError, WorkerError
+from paceline.report.status import end_status
+from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
 
 logger = logging.getLogger(__name__)
 
-LOG_SECONDS = 0.5
-"""How long Ray may take to bring a worker's last lines to this terminal; what comes later is lost at its shutdown."""
 NODE_SECONDS = 300.0
 """How long a restart waits for nodes, if what is left of the cluster is too small."""
 NODE_POLL_SECONDS = 2.0
-OWN_RAY = {"num_workers_soft_limit": 0, "enable_metrics_collection": False}
-"""For a Ray of this run alone: no process kept for tasks, as a run has none but the one that reads the last words of a
-process that died on another node, and no metrics, which nothing reads without a dashboard. Each idle process takes 1 %
-of a core, and a step waits for its slowest thread."""
+POLL_SECONDS = 1.0
+KILL_SECONDS = 5.0
+"""How long Ray may take to end a process of the run in someone else's Ray."""
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
 
@@ -44,50 +38,61 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def running_ray(cfg: PPOConfig) -> Iterator[dict[str, Any]]:
-    """The Ray that is running, or one for this block alone; gives the options of the actor or task that drives the run.
+def running_ray(cfg: PPOConfig) -> Iterator[RaySession]:
+    """The Ray that is running, or one for this block alone.
 
     Errors of paceline that come out of Ray inside the block are raised as themselves. Ray's own timeline is written
     when the block ends well and the configuration asks for it.
     """
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    owns_ray = not ray.is_initialized()
-    environment = _start_ray(cfg) if owns_ray else _options_in_running_ray(cfg)
-    try:
-        with _sigterm_as_interrupt(), _ray_errors_as_ours():
-            # 0 CPUs: the driver of the run waits most of the time, and must not take a device's place. On this node, if
-            # it has room: the loss of another node then leaves the driver alone.
-            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-            yield {"num_cpus": 0, "scheduling_strategy": here, **environment}
-        if cfg.ray_kwargs.timeline_json_file:
-            Path(cfg.ray_kwargs.timeline_json_file).parent.mkdir(parents=True, exist_ok=True)
-            ray.timeline(filename=cfg.ray_kwargs.timeline_json_file)
-    finally:
-        if owns_ray:
-            time.sleep(LOG_SECONDS)
-            ray.shutdown()
+    with _sigterm_as_interrupt():
+        session = _first_session(cfg)
+        try:
+            with _ray_errors_as_ours():
+                yield session
+            if cfg.ray_kwargs.timeline_json_file:
+                Path(cfg.ray_kwargs.timeline_json_file).parent.mkdir(parents=True, exist_ok=True)
+                ray.timeline(filename=cfg.ray_kwargs.timeline_json_file)
+        finally:
+            session.close()
 
 
-def run_with_restarts(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig) -> None:
+def _first_session(cfg: PPOConfig) -> RaySession:
+    """A Ray that does not start is tried as often again as a run that dies."""
+    for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
+        try:
+            return RaySession(cfg)
+        except WorkerError as error:
+            if restarts_left == 0:
+                raise
+            logger.error("%s", error)
+    raise AssertionError("a last attempt returns or raises")
+
+
+def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
-    All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death.
+    All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
+    the run's own is started anew, whichever process died: it may be one of Ray's.
     """
     attempt, run = cfg, _run_to_end
     for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
         try:
-            run(task_runner_class, options, attempt)
+            session.open()
+            run(task_runner_class, session, attempt)
             return
         except WorkerError as error:
             if not _may_pass(error):
+                raise
+            if session.is_lost and not session.is_own:
+                logger.error("the run ends, as the Ray that it joined is gone: %s", _advice(cfg))
                 raise
             if restarts_left == 0:
                 logger.error("the run ends: %s", _advice(cfg))
                 raise
             logger.error("%s", error)
-            attempt, run = _resuming(cfg), _run_when_it_fits
+            attempt, run = _resuming(cfg), _run_to_end if session.is_own else _run_when_it_fits
             logger.warning(
                 "starting again from %s; %d more restarts (trainer.max_restarts=%d)",
                 "the last checkpoint" if attempt is not cfg else "the beginning",
@@ -119,13 +124,13 @@ def _resuming(cfg: PPOConfig) -> PPOConfig:
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
 
 
-def _run_when_it_fits(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig) -> None:
+def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
     told = False
     while True:
         try:
-            return _run_to_end(task_runner_class, options, cfg)
+            return _run_to_end(task_runner_class, session, cfg)
         except ResourceError as error:
             if time.monotonic() > deadline:
                 raise
@@ -135,44 +140,104 @@ def _run_when_it_fits(task_runner_class: Any, options: dict[str, Any], cfg: PPOC
             time.sleep(NODE_POLL_SECONDS)
 
 
-def _run_to_end(task_runner_class: Any, options: dict[str, Any], cfg: PPOConfig) -> None:
+def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass
 
-    from paceline.single_controller.ray.heartbeat import forget_beats
+    from paceline.single_controller.ray.heartbeat import beat_and_locate
 
     is_remote = isinstance(task_runner_class, ActorClass)
     actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
+    options = session.options()
     if is_remote:  # its author chose its resources and its place
         options = {name: value for name, value in options.items() if name == "runtime_env"}
     stop_file = Path(str(cfg.trainer.default_local_dir)) / STOP_FILE
     if not cfg.trainer.val_only:  # only a look: the folder may belong to a run that is going on
         stop_file.unlink(missing_ok=True)  # meant for an earlier run
+    began = time.time()
     runner = actor_class.options(**options).remote()
+    # Of any class, also one of a user's that knows nothing of it: a process that does not beat counts as dead.
+    located = runner.__ray_call__.remote(beat_and_locate)
+    watcher = _Watcher(session, runner, cfg.trainer.heartbeat_timeout_seconds)
     try:
         running = runner.run.remote(to_dictconfig(cfg))
         with _ray_errors_as_ours():
             try:
-                ray.get(running)
+                watcher.wait(running)
             except KeyboardInterrupt:
                 if not cfg.trainer.save_on_interrupt or cfg.trainer.val_only:
                     raise
                 stop_file.parent.mkdir(parents=True, exist_ok=True)
                 stop_file.touch()  # before the words: a terminal that is not read would hold them up
                 logger.warning("ending after this step, with a checkpoint; Ctrl-C again to stop at once")
-                ray.get(running)
+                watcher.wait(running)
                 raise
-    except BaseException:
-        ray.kill(runner)
-        _remove_reservations(runner._actor_id.hex())
+    except BaseException as error:
+        watcher.stop()
+        _end_run(session, runner, located)
+        is_stop = isinstance(error, KeyboardInterrupt)
+        run_dir = Path(str(cfg.trainer.default_local_dir)) / ("validation" if cfg.trainer.val_only else "")
+        told = None if is_stop else f"{type(error).__name__}: {error}"
+        end_status(run_dir, "stopped" if is_stop else "failed", told, since=began)
         raise
-    finally:
-        forget_beats(runner._actor_id.hex())
+    watcher.stop()
+    _forget(runner)
+
+
+class _Watcher:
+    """Waits for the run, as long as its process beats and Ray's own processes are there."""
+
+    def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
+        from paceline.single_controller.ray.watch import Process, Pulse
+
+        self._session = session
+        self._limit = heartbeat_timeout_seconds
+        process = Process(runner, 0, runner._actor_id.hex(), heartbeat_timeout_seconds)
+        self._pulse = Pulse(process)
+        self.stop = self._pulse.stop
+
+    def wait(self, running: Any) -> None:
+        import ray
+
+        while not ray.wait([running], timeout=POLL_SECONDS)[0]:
+            if (problem := self._session.problem(self._limit) or self._pulse.lost_records()) is not None:
+                self._session.is_lost = True
+                raise WorkerError("task_runner", 0, "run", problem)
+            if (problem := self._pulse.silence()) is not None:
+                raise WorkerError("task_runner", 0, "run", problem)
+        ray.get(running)
+
+
+def _end_run(session: RaySession, runner: Any, located: Any) -> None:
+    """End the actor and with it the whole run, in a time with an end; a Ray of the run's own ends with it."""
+    import ray
+    from ray.exceptions import RayError
+
+    if session.is_own:
+        session.close()
+        return
+    with suppress(RayError):
+        ray.kill(runner)
+    _forget(runner)
+    with suppress(RayError):
+        place = ray.get(located, timeout=0)
+        if place.node_id == ray.get_runtime_context().get_node_id():  # a stopped process does not hear Ray
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(place.pid)
+                psutil.wait_procs([process], timeout=KILL_SECONDS)
+                kill_processes([process])
+
+
+def _forget(runner: Any) -> None:
+    """Remove what Ray keeps of the actor: its heartbeat, and its placement groups until the whole job ends."""
+    from paceline.single_controller.ray.heartbeat import forget_beats
+
+    actor_id = runner._actor_id.hex()
+    within(ANSWER_SECONDS, lambda: (_remove_reservations(actor_id), forget_beats(actor_id)))
 
 
 def _remove_reservations(actor_id: str) -> None:
-    """Ray keeps the placement groups of an actor that died until the whole job ends."""
     import ray
     from ray.util.placement_group import placement_group_table, remove_placement_group
 
@@ -195,9 +260,13 @@ def _ray_errors_as_ours() -> Iterator[None]:
             raise error.cause from None
         raise
     except RayError as error:  # the process that drove the run died, or its node
-        actor_id = getattr(error, "actor_id", None)
-        place, beat = (place_of_actor(actor_id), read_beat(actor_id)) if actor_id else (None, None)
-        raise WorkerError("task_runner", 0, "run", *explain_death(error, place, beat)) from None
+        death, actor_id = error, getattr(error, "actor_id", None)
+
+        def explain() -> tuple[str, str]:
+            place, beat = (place_of_actor(actor_id), read_beat(actor_id)) if actor_id else (None, None)
+            return explain_death(death, place, beat)
+
+        raise WorkerError("task_runner", 0, "run", *(within(ANSWER_SECONDS, explain) or (str(error), ""))) from None
 
 
 @contextmanager
@@ -223,54 +292,3 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
-    """ray.init with ray_kwargs.ray_init. Gives the options of the TaskRunner: none, the job has the environment.
-
-    Left alone, Ray joins whatever cluster was started on this machine, perhaps by someone else: we join one only where
-    the configuration or the environment names it.
-    """
-    import ray
-
-    ray_init = dict(cfg.ray_kwargs.ray_init)
-    known = [name for name in inspect.signature(ray.init).parameters if name != "kwargs"]
-    problems = []
-    for name in ray_init:
-        if name not in known and not name.startswith("_"):
-            close = nearest(name, known)
-            hint = f"; did you mean {close}?" if close else "."
-            problems.append(f"ray_kwargs.ray_init.{name} is no argument of ray.init{hint}")
-    if problems:
-        raise ConfigError(problems)
-    runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
-    try:
-        ray_init = {"include_dashboard": False, "address": os.environ.get("RAY_ADDRESS", "local"), **ray_init}
-        if ray_init["address"] == "local" and not ray_init["include_dashboard"]:
-            ray_init["_system_config"] = OWN_RAY | dict(ray_init.get("_system_config") or {})
-        ray.init(**ray_init, runtime_env=runtime_env)
-    except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
-        # `ray_init` has no runtime_env: any variable in it may be a secret.
-        shown = without_secrets({name: ray_init[name] for name in cfg.ray_kwargs.ray_init if name in ray_init})
-        given = ", ".join(f"{name}={value}" for name, value in shown.items())
-        raise ConfigError(
-            f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {masked('', str(error))}"
-        ) from error
-    return {}
-
-
-def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
-    """Ours and the user's, with what the processes of this run tell of it."""
-    run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / "logs")}
-    return merged_runtime_env(user, transfer_queue=cfg.transfer_queue.enable, run=run)
-
-
-def _options_in_running_ray(cfg: PPOConfig) -> dict[str, Any]:
-    """The options of the TaskRunner in a Ray that someone else started: only variables can still be set."""
-    ray_init = dict(cfg.ray_kwargs.ray_init)
-    runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
-    variables = runtime_env.pop("env_vars")
-    unused = [*ray_init, *(f"runtime_env.{name}" for name in runtime_env)]
-    if unused:
-        logger.warning("Ray is running already, so these keys of ray_kwargs.ray_init are not used: %s", unused)
-    return {"runtime_env": {"env_vars": variables}}

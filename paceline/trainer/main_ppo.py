@@ -30,7 +30,7 @@ from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
-from paceline.trainer.device import detect_device
+from paceline.trainer.device import detect_device, joins_cluster
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
 if TYPE_CHECKING:
@@ -162,8 +162,8 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
 
     from paceline.report.live import live_view
 
-    with running_ray(cfg) as options, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
-        run_with_restarts(task_runner_class or TaskRunner, options, cfg)
+    with running_ray(cfg) as session, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
+        run_with_restarts(task_runner_class or TaskRunner, session, with_device(cfg))
 
 
 def complete_config(config: Config) -> PPOConfig:
@@ -173,13 +173,20 @@ def complete_config(config: Config) -> PPOConfig:
     cfg = validate(config, known=known)
     trainer = cfg.trainer
     # Asked last, because it loads torch: a bad configuration is answered without it.
-    device = trainer.device or detect_device()
+    device = trainer.device or (None if joins_cluster(cfg) else detect_device())
     # Absolute here, because the TaskRunner may run in another folder.
     run_dir = trainer.default_local_dir or os.path.abspath(
         Path("runs") / trainer.project_name / trainer.experiment_name
     )
     filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
     return validate(dataclasses.replace(cfg, trainer=filled), known=known)
+
+
+def with_device(cfg: PPOConfig) -> PPOConfig:
+    """`cfg` with the device of the cluster that was joined, checked again, if it was not known before."""
+    if cfg.trainer.device is not None:
+        return cfg
+    return validate(auto_set_device(cfg), known=known_names(cfg))
 
 
 def known_names(cfg: PPOConfig) -> KnownNames:

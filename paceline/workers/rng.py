@@ -20,9 +20,16 @@ def _capture() -> dict[str, Any]:
         "numpy": (name, keys.tolist(), position, has_gauss, cached),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    for name, module in _accelerators():
+        state[name] = module.get_rng_state()
     return state
+
+
+def _accelerators() -> Iterator[tuple[str, Any]]:
+    """Kind and torch's module of this process's accelerator, if it has one: cuda, npu or any other."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        yield accelerator.type, torch.get_device_module(accelerator)
 
 
 def _restore(state: dict[str, Any]) -> None:
@@ -31,12 +38,16 @@ def _restore(state: dict[str, Any]) -> None:
     name, numpy_keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.array(numpy_keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    for kind, module in _accelerators():
+        if kind in state:
+            module.set_rng_state(state[kind])
 
 
 class RoleRng:
-    """Python's, numpy's and torch's random state of one role on one rank, seeded from (seed, role, rank)."""
+    """Python's, numpy's and torch's random state of one role on one rank, seeded from (seed, role, rank).
+
+    Torch has one on the CPU and one on the accelerator.
+    """
 
     def __init__(self, seed: int, role: str, rank: int) -> None:
         words = np.random.SeedSequence([seed, zlib.crc32(role.encode()), rank]).generate_state(3)

@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
+from paceline.errors import ResourceError
+from paceline.single_controller.base import Dispatch, Worker, register
+from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from paceline.trainer.device import detect_device
 from paceline.trainer.main_ppo import run_ppo
 from tests.in_process import train_in_process
 from tests.runs import as_omegaconf, as_overrides, base_config, make_material, results
@@ -111,3 +116,38 @@ def test_a_lost_node_ends_a_run_that_may_not_start_again(
     output = run_dir.with_suffix(".txt").read_text()
     assert "node has died" in output
     assert "it has no checkpoint, so the same command starts from the beginning" in output
+
+
+class Counting(Worker):
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+
+def test_threads_and_device_are_those_of_the_nodes_that_run_workers() -> None:
+    """The second node has GPUs, as Ray is told, and may use one core; this process may use all, and sees no GPU."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        cluster.add_node(num_cpus=1, num_gpus=2)
+    finally:
+        os.sched_setaffinity(0, cores)
+    ray.init(cluster.address)
+    try:
+        assert detect_device() == "cuda"
+        pool = RayResourcePool([1, 1], use_gpu=False)
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(Counting))
+        assert sorted(group.threads()) == sorted([1, len(cores)])
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_pool_that_does_not_fit_names_the_cluster_that_was_not_joined(cluster: Cluster) -> None:
+    ray.init("local", num_cpus=1, include_dashboard=False)
+    with pytest.raises(ResourceError) as caught:
+        RayWorkerGroup(RayResourcePool([2], use_gpu=False), RayClassWithInitArgs(Counting))
+    assert f"Another one runs on this machine, at {cluster.address}" in str(caught.value)
+    assert "RAY_ADDRESS" in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from paceline.report.status import read_status
 from tests.runs import as_overrides, base_config, heed_ctrl_c, make_material, read_metrics
 
 PATIENCE_SECONDS = 120
@@ -79,6 +81,7 @@ def test_an_interrupted_run_leaves_no_process_behind(start: Start, tmp_path: Pat
     assert process.wait(timeout=60) == 130
     assert_gone(children)
     assert "stopped by Ctrl-C" in (tmp_path / "output.txt").read_text()
+    assert (read_status(tmp_path / "run") or {}).get("state") == "stopped"
 
 
 @pytest.mark.slow
@@ -113,3 +116,36 @@ def test_a_failing_run_says_which_role_failed_and_leaves_no_process_behind(start
     last_words = (tmp_path / "output.txt").read_text()
     assert "actor_rollout rank 0 failed in" in last_words
     assert "NonFiniteError: optimizer step 1" in last_words
+
+
+@pytest.mark.slow
+def test_a_run_whose_ray_dies_says_so_at_once_and_ends(start: Start, tmp_path: Path) -> None:
+    """Left alone, Ray is silent for a minute and then ends the launching process."""
+    process = start(tmp_path / "run", trainer__total_training_steps=100000)
+    wait_for_step(process, tmp_path / "run", step=1)
+    children = descendants(process)
+    next(child for child in children if child.name() == "gcs_server").kill()
+    assert process.wait(timeout=60) == 1
+    assert_gone(children)
+    output = (tmp_path / "output.txt").read_text()
+    assert re.search(r"Ray's own process gcs_server \(pid \d+\) ended with code -9", output)
+    assert "the same command starts from the beginning" in output
+    assert "Traceback" not in output
+    assert (read_status(tmp_path / "run") or {}).get("state") == "failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_ray_that_is_killed_at_its_start_is_told_in_a_line(start: Start, tmp_path: Path, name: str) -> None:
+    process = start(tmp_path / "run")
+    deadline = time.time() + PATIENCE_SECONDS
+    children: list[psutil.Process] = []
+    while name not in [child.name() for child in children] and time.time() < deadline:
+        children = descendants(process)
+        time.sleep(0.02)
+    next(child for child in children if child.name() == name).kill()
+    assert process.wait(timeout=PATIENCE_SECONDS) == 1
+    assert_gone(children)
+    output = (tmp_path / "output.txt").read_text()
+    assert "Ray did not start" in output
+    assert "Traceback" not in output

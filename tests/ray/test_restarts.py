@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from pathlib import Path
 
 import psutil
@@ -12,6 +13,7 @@ import ray
 
 from paceline.errors import WorkerError
 from paceline.trainer.main_ppo import run_ppo
+from tests import chaos
 from tests.faults import FAULTS, POINTS, FaultyRunner, UnsavedRunner
 from tests.in_process import train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, results
@@ -50,6 +52,27 @@ def test_a_run_survives_deaths_in_generation_updates_checkpoint_and_driver(
         assert re.search(
             rf"{words}: its process \(pid .* on .*\) was killed by SIGKILL.*; last seen .* GB free", caplog.text
         )
+
+
+@pytest.mark.parametrize(
+    ("victim", "number"),
+    [
+        ("raylet", signal.SIGKILL),
+        pytest.param("gcs_server", signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param("gcs_server", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("raylet", signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("driver", signal.SIGSTOP, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_survives_the_death_and_the_silence_of_rays_own_processes_and_of_its_driver(
+    victim: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    material = make_material(tmp_path / "material")
+    train_in_process(base_config(material, tmp_path / "undisturbed", **(chaos.SETTINGS | ONE_DEVICE)))
+    strike = chaos.Strike(victim, number, step=5, seconds=0.0)
+    said = chaos.disturbed(material, tmp_path / "disturbed", strike, seconds=120)
+    assert "1 restart, " in said, (tmp_path / "disturbed.txt").read_text()
+    assert results(tmp_path / "disturbed") == results(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ LEVELS = {
     "protocol": 0,
     "text": 0,
     "log_file": 0,
+    "machine": 0,
     "config": 1,
     "algorithms": 2,
     "engine": 3,
@@ -31,6 +32,7 @@ LEVELS = {
 }
 # Packages that a layer must do without, also inside functions.
 FORBIDDEN = {
+    "machine": {"ray", "torch", "transformers"},
     "config": {"ray", "torch", "transformers"},
     "algorithms": {"ray", "transformers"},
     "protocol": {"transformers"},

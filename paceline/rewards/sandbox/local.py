@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import ConfigError, SandboxUnavailableError
+from paceline.machine import num_cores
 from paceline.rewards.sandbox.types import Program, RunResult, RunStatus, SandboxLimits
 
 __all__ = ["LocalSandbox"]
@@ -57,7 +58,7 @@ class LocalSandbox:
         self.limits = limits or SandboxLimits()
         if num_parallel is not None and num_parallel < 1:
             raise ConfigError(f"LocalSandbox.num_parallel={num_parallel}; set it to at least 1, or None.")
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = num_cores()
         fitting = _free_memory() // 2 // (self.limits.memory_bytes + self.limits.disk_bytes)
         self.num_parallel = num_parallel or max(1, min(MOST_PER_CORE * cores, fitting))
         self._places = threading.Semaphore(self.num_parallel)

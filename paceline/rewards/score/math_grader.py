@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from paceline.machine import num_cores
 from paceline.rewards.script import start_script
 
 __all__ = ["MathGrader", "shared_grader"]
@@ -60,7 +61,8 @@ class MathGrader:
         if self._connection is not None and self._owner == os.getpid():
             return self._connection
         # Else sympy's order of terms, and so its speed, would differ from run to run.
-        self._process, self._connection = start_script(_SERVER_FILE, variables={"PYTHONHASHSEED": "0"})
+        variables = {"PYTHONHASHSEED": "0", "PACELINE_CORES": str(num_cores())}
+        self._process, self._connection = start_script(_SERVER_FILE, variables=variables)
         self._owner = os.getpid()
         return self._connection
 

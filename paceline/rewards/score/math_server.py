@@ -232,8 +232,7 @@ def main(descriptor: int) -> None:
     for gold, answer in [(r"\frac{1}{2}+x", "x+0.5"), (r"(1,2]", r"\{1,\sqrt{2}\}"), ("x^2+2x+1", "(x+1)^2")]:
         equivalent(gold, answer)
     client = Connection(descriptor)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    server = Server(client, cores)
+    server = Server(client, int(os.environ["PACELINE_CORES"]))  # this file runs without the package
     parent = os.getppid()
     try:
         while True:

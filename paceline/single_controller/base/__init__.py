@@ -9,7 +9,7 @@ from paceline.single_controller.base.dispatch import (
     register_dispatch_mode,
 )
 from paceline.single_controller.base.records import CallRecord, call_tag
-from paceline.single_controller.base.worker import MeshRank, Worker, WorkerContext, num_cores
+from paceline.single_controller.base.worker import MeshRank, Worker, WorkerContext
 from paceline.single_controller.base.worker_group import WorkerGroup
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "WorkerGroup",
     "call_tag",
     "make_mesh_dispatch",
-    "num_cores",
     "register",
     "register_dispatch_mode",
 ]

@@ -9,11 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 
-def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclass(frozen=True)
 class WorkerContext:
     """Where a worker stands in its group."""

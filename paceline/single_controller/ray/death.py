@@ -6,14 +6,13 @@ import glob
 import os
 import re
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from paceline.single_controller.ray.heartbeat import Beat
+from paceline.single_controller.ray.heartbeat import Beat, Place
 
 DEATHS = (RayActorError, OutOfMemoryError)
 """What Ray raises when a process of ours has died."""
@@ -28,18 +27,6 @@ MEMORY_ADVICE = (
     "workers on a node, or give the node more memory. RAY_memory_usage_threshold, set where Ray is started, moves "
     "Ray's own limit."
 )
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a process runs, or ran."""
-
-    node_id: str
-    node_ip: str
-    pid: int
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} on {self.node_ip}"
 
 
 def explain_death(error: RayError, place: Place | None, beat: Beat | None) -> tuple[str, str]:

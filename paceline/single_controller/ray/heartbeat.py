@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -18,8 +19,21 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "paceline_heartbeat"
 BEAT_SECONDS = 1.0
+_beating: set[str] = set()
 SHORT_SHARE = 0.1
 """Memory is short when less than this share of a node's is free: a second later it may all be gone."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs, or ran."""
+
+    node_id: str
+    node_ip: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.node_ip}"
 
 
 @dataclass(frozen=True)
@@ -52,8 +66,18 @@ class Beat:
 
 
 def start_heartbeat(key: str) -> None:
-    """Beat from a thread of its own until the process ends."""
+    """Beat from a thread of its own until the process ends. A second time does nothing."""
+    if key in _beating:
+        return
+    _beating.add(key)
     threading.Thread(target=_beat, args=(key,), name="heartbeat", daemon=True).start()
+
+
+def beat_and_locate(actor: object) -> Place:
+    """For `__ray_call__` of any actor: let it beat, and say where it runs."""
+    del actor
+    start_actor_heartbeat()
+    return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
 
 
 def start_actor_heartbeat() -> None:

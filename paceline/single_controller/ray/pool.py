@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray._private import services
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -136,8 +137,24 @@ class _Placement:
                 *(["held by placement groups:", *holders] if holders else []),
                 "Lower the devices per node, the number of nodes or the CPUs per device, or give Ray more: "
                 "num_cpus or num_gpus of ray.init or `ray start`, or more nodes.",
+                *_other_clusters(),
             ]
         )
+
+
+def _other_clusters() -> list[str]:
+    """A line if another Ray runs on this machine: nobody joins it who does not name its address."""
+    here = ray.get_runtime_context().gcs_address
+    # A Ray of a run's own, which takes no others, is on the loopback address.
+    others = sorted(
+        address for address in services.find_gcs_addresses() if address != here and not address.startswith("127.")
+    )
+    if not others:
+        return []
+    return [
+        f"This Ray is at {here}. Another one runs on this machine, at {', '.join(others)}, and was not joined: that "
+        "takes an address. Set that of ray.init to auto, or RAY_ADDRESS to this one."
+    ]
 
 
 def _table(device: _Device) -> list[str]:
@@ -171,8 +188,8 @@ class RayResourcePool:
 
     `max_colocate_count` groups may be on the pool at a time, each in processes of its own, which run side by side:
     the order of calls holds within a group alone. Roles that take turns belong into one process instead, by
-    `create_colocated_worker_cls`. `threads_per_worker`: compute threads; None divides the node's cores by the group's
-    workers there.
+    `create_colocated_worker_cls`. `threads_per_worker`: compute threads; None divides the cores of each worker's own
+    node by the workers there.
     """
 
     def __init__(
@@ -259,6 +276,11 @@ class RayResourcePool:
         logger.info("pool %s: %d devices reserved for %s", self.name, self.world_size, owner)
         return [self._actor_options(slot) for slot in self._slots]
 
+    def workers_beside(self, rank: int) -> int:
+        """How many workers are on the node of this one, itself too; other pools may share the reservation."""
+        slot = self._slots[rank]
+        return slot.placement.devices_per_node[slot.bundle]
+
     def release(self, owner: str) -> None:
         """Give the devices of `owner` back; the reservation ends when no group uses any device of it."""
         for placement in self._placements():
@@ -302,6 +324,11 @@ class ProcessPool:
         """The Ray options of each actor; there is nothing to wait for."""
         del owner, timeout_seconds
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * self.world_size
+
+    def workers_beside(self, rank: int) -> int:
+        """Unknown: Ray puts them anywhere."""
+        del rank
+        return self.world_size
 
     def release(self, owner: str) -> None:
         """Nothing was reserved."""

@@ -76,7 +76,8 @@ class WorkerProcesses:
                 master_addr=locations[0].node_ip,
                 master_port=locations[0].port,
             )
-            arguments.append((context, self.pool.threads_per_worker, specs))
+            neighbours = self.pool.workers_beside(process.rank)
+            arguments.append((context, self.pool.threads_per_worker, neighbours, specs))
         self._ask("setup", arguments)
 
     def _ask(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:

@@ -16,12 +16,12 @@ import torch
 
 from paceline.errors import RemoteCause, WorkerError
 from paceline.log_file import FORMAT, log_to_file
+from paceline.machine import num_cores
 from paceline.single_controller.base.dispatch import drop_padding
 from paceline.single_controller.base.inputs import run_method
 from paceline.single_controller.base.records import CallRecord
-from paceline.single_controller.base.worker import WorkerContext, current_context, num_cores
-from paceline.single_controller.ray.death import Place
-from paceline.single_controller.ray.heartbeat import start_heartbeat
+from paceline.single_controller.base.worker import WorkerContext, current_context
+from paceline.single_controller.ray.heartbeat import Place, start_heartbeat
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,10 @@ class WorkerShell:
         port = self._port_holder.getsockname()[1]
         return Location(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid(), port)
 
-    def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
-        """Set the environment, then construct the worker of every role."""
+    def setup(
+        self, context: WorkerContext, num_threads: int | None, num_neighbours: int, roles: dict[str, RoleSpec]
+    ) -> CallRecord:
+        """Set the environment, then construct the worker of every role. `num_neighbours` share this node's cores."""
         start = time.time()
         logging.basicConfig(level=logging.INFO, format=FORMAT)
         if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
@@ -104,7 +106,7 @@ class WorkerShell:
         log_to_file(f"{self._process_roles}_{context.rank}")
         self._pool_name = context.pool_name
         context.export()
-        num_threads = num_threads or max(1, num_cores() // context.local_world_size)
+        num_threads = num_threads or max(1, num_cores() // num_neighbours)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
         torch.set_num_threads(num_threads)
         for role, spec in roles.items():

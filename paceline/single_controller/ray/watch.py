@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,8 @@ POLL_SECONDS = 1.0
 REPORT_SECONDS = 30.0
 STARTUP_SECONDS = 300.0
 """How long a process may take to its first heartbeat: it has to start Python and import what the worker needs."""
+RECORDS_SECONDS = 45.0
+"""How long Ray's records may leave a question open. After a minute Ray ends every process that can't reach them."""
 SETTLE_SECONDS = 1.5
 """How long to look for the cause after a first exception: when a process dies, its peers' collectives fail as well, and
 often first."""
@@ -62,6 +65,58 @@ class Process:
         limit = self.heartbeat_timeout_seconds if beat else max(STARTUP_SECONDS, self.heartbeat_timeout_seconds)
         silent = now - self.last_change
         return silent if silent > limit else None
+
+    def silence(self) -> str | None:
+        """What to say of a process that is silent for too long, else None."""
+        if (seconds := self.silent_seconds()) is None:
+            return None
+        seen = f" It was {self.last_beat}." if self.last_beat else ""
+        return (
+            f"no heartbeat for {seconds:.0f} s ({self.location or 'not started'}); the process is stopped, "
+            f"starved or its node is gone.{seen} The limit is heartbeat_timeout_seconds="
+            f"{self.heartbeat_timeout_seconds:g}."
+        )
+
+
+class Pulse:
+    """Watches the heartbeat of a process from a thread, as the question itself may never be answered.
+
+    It waits for Ray's records alone. Whoever asks for `silence` or `lost_records` does not wait at all.
+    """
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._silence: str | None = None
+        self._asked = time.monotonic()
+        self._is_asking = False
+        self._stopped = threading.Event()
+        threading.Thread(target=self._watch, name="pulse", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask no more; does not wait for a question that is open."""
+        self._stopped.set()
+
+    def silence(self) -> str | None:
+        """What to say of a process that is silent for too long, else None."""
+        return self._silence
+
+    def lost_records(self) -> str | None:
+        """What to say if Ray's records do not answer, else None."""
+        seconds = time.monotonic() - self._asked
+        if not self._is_asking or seconds < min(RECORDS_SECONDS, self._process.heartbeat_timeout_seconds):
+            return None
+        return (
+            f"Ray's own records have not answered for {seconds:.0f} s: its process gcs_server, on the first node of "
+            "the cluster, is stopped, starved or gone, or can't be reached from here."
+        )
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(POLL_SECONDS):
+            if not self._is_asking:
+                self._asked, self._is_asking = time.monotonic(), True
+            with suppress(Exception):  # Ray's records are gone, and Ray knows it: the question stays open
+                self._silence = self._process.silence()
+                self._is_asking = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,13 +282,8 @@ class CallWatch:
         for call in self._pending.values():
             oldest.setdefault(call.process, call)
         for process, call in oldest.items():
-            if (seconds := process.silent_seconds()) is not None:
-                seen = f" It was {process.last_beat}." if process.last_beat else ""
-                raise call.error(
-                    f"no heartbeat for {seconds:.0f} s ({process.location or 'not started'}); the process is stopped, "
-                    f"starved or its node is gone.{seen} "
-                    f"The limit is heartbeat_timeout_seconds={process.heartbeat_timeout_seconds:g}."
-                )
+            if (silence := process.silence()) is not None:
+                raise call.error(silence)
 
     def _drop(self, condition: Callable[[PendingCall], bool]) -> None:
         for record, call in list(self._pending.items()):

@@ -68,7 +68,7 @@ class WorkerGroups:
             self.shutdown()
             if isinstance(error, ResourceError):
                 keys = "trainer.n_gpus_per_node, trainer.nnodes, trainer.cpus_per_device"
-                raise ResourceError(f"{error}\nThe keys: {keys}; ray_kwargs.ray_init.num_cpus.") from None
+                raise ResourceError(f"{error}\nThe keys: {keys}; ray_kwargs.ray_init.num_cpus and address.") from None
             raise
 
     def shutdown(self) -> None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any, Literal
 from paceline.config import ModelConfig, PPOConfig
 from paceline.config.files import MODEL_FILE, model_config
 from paceline.config.pools import device_pools, rollout_pools, tensor_parallel_size
+from paceline.machine import total_memory
 from paceline.trainer.ppo.placement import role_to_pool, update_plans
 
 FLOAT = 4
@@ -289,24 +288,13 @@ def memory_warning(plan: MemoryPlan, available: int | None) -> str | None:
 def available_memory(device: str) -> int | None:
     """Bytes of one accelerator here, or of this machine or container on a CPU; None if there is no such device here."""
     if device == "cpu":
-        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return min([physical, *_container_limits()])
+        return total_memory()
     import torch
 
     module = getattr(torch, device, None)
     if module is None or not module.is_available():
         return None
     return int(module.get_device_properties(0).total_memory)
-
-
-def _container_limits() -> Iterable[int]:
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(file).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            yield int(text)
 
 
 def _parts(parts: dict[str, int]) -> str:

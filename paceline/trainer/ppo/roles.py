@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from paceline.errors import ConfigError
-from paceline.single_controller.base import num_cores
 from paceline.single_controller.ray import RayResourcePool
 
 
@@ -94,7 +93,7 @@ class ResourcePoolManager:
             use_gpu=device != "cpu",
             name_prefix="+".join(self.resource_pool_spec),
             cpus_per_device=cpus_per_device,
-            threads_per_worker=threads_per_worker or max(1, num_cores() // max(nodes)),
+            threads_per_worker=threads_per_worker,
             device_name=device,
         )
         sizes = [sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values()]

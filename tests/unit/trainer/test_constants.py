@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from paceline.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV, get_ppo_ray_runtime_env, merged_runtime_env
@@ -42,3 +44,14 @@ def test_the_users_runtime_env_wins_over_the_shell_and_keeps_its_other_parts(mon
 def test_the_transfer_queue_is_switched_on_by_a_variable():
     assert merged_runtime_env(transfer_queue=True)["env_vars"]["TRANSFER_QUEUE_ENABLE"] == "1"
     assert "TRANSFER_QUEUE_ENABLE" not in merged_runtime_env()["env_vars"]
+
+
+def test_variables_that_a_submitted_job_carries_are_left_to_it(monkeypatch: pytest.MonkeyPatch):
+    """Ray refuses what both `ray job submit` and its driver set."""
+    job = {"runtime_env": {"env_vars": {"NCCL_DEBUG": "INFO", "MINE": "1"}}, "metadata": {}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")  # as Ray sets it in the job's own process
+    variables = merged_runtime_env()["env_vars"]
+    assert variables == {k: v for k, v in PPO_RAY_RUNTIME_ENV["env_vars"].items() if k != "NCCL_DEBUG"}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": None}))
+    assert merged_runtime_env()["env_vars"]["NCCL_DEBUG"] == "INFO"

@@ -136,6 +136,18 @@ def test_the_complete_config_has_device_and_folder(good: dict[str, Any], tmp_pat
     assert cfg.trainer.default_local_dir == str(tmp_path / "runs/p/e")
 
 
+def test_the_device_of_a_cluster_is_asked_for_when_it_is_joined(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+    """The node of the command may have none of its own."""
+    joining = {**good, "ray_kwargs": {"ray_init": {"address": "auto"}}}
+    assert complete_config(joining).trainer.device is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert complete_config(good).trainer.device is None
+    typed = complete_config({**joining, "trainer": {"device": "cpu"}})
+    assert main_ppo.with_device(typed).trainer.device == "cpu"
+    monkeypatch.setattr(main_ppo, "detect_device", lambda: "cuda")
+    assert main_ppo.with_device(complete_config(good)).trainer.device == "cuda"
+
+
 def test_idle_devices_are_told(good: dict[str, Any], caplog: pytest.LogCaptureFixture):
     config = {
         **good,

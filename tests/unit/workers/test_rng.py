@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from paceline.workers.rng import RoleRng
@@ -60,3 +61,41 @@ def test_a_saved_state_goes_on_where_it_stopped(tmp_path: Path) -> None:
     restored.load(tmp_path / "rng.pt")
     with restored.swapped_in():
         assert draw() == expected
+
+
+class Accelerator:
+    """Stands in for torch.npu: a random state of its own, on a device that this machine has not."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator()
+
+    def get_rng_state(self) -> torch.Tensor:
+        return self.generator.get_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        self.generator.set_state(state)
+
+    def draw(self) -> float:
+        return torch.rand((), generator=self.generator).item()
+
+
+def test_an_accelerators_random_state_is_each_roles_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    npu = Accelerator()
+    device = torch.device("privateuseone")  # what torch calls an NPU before its package renames it
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: device)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: npu)
+    npu.generator.manual_seed(1)
+    actor = RoleRng(1, "actor", 0)
+    expected = [npu.draw() for _ in range(3)]
+    npu.generator.manual_seed(1)
+    with actor.swapped_in():
+        found = [npu.draw()]
+    assert npu.draw() == expected[0]  # outside, nothing was drawn
+    with actor.swapped_in():
+        found.append(npu.draw())
+    actor.save(tmp_path / "rng.pt")
+    restored = RoleRng(2, "actor", 0)
+    restored.load(tmp_path / "rng.pt")
+    with restored.swapped_in():
+        found.append(npu.draw())
+    assert found == expected

@@ -5,15 +5,15 @@ import ray
 
 from paceline.config.load import load_config
 from paceline.errors import ConfigError
-from paceline.trainer import launch
+from paceline.trainer import ray_session
 
 
 @pytest.mark.parametrize(
     ("asked", "settings"),
     [
-        ({}, launch.OWN_RAY),
-        ({"num_cpus": 2}, launch.OWN_RAY),
-        ({"_system_config": {"num_workers_soft_limit": 3}}, launch.OWN_RAY | {"num_workers_soft_limit": 3}),
+        ({}, ray_session.OWN_RAY),
+        ({"num_cpus": 2}, ray_session.OWN_RAY),
+        ({"_system_config": {"num_workers_soft_limit": 3}}, ray_session.OWN_RAY | {"num_workers_soft_limit": 3}),
         ({"include_dashboard": True}, None),
         ({"address": "auto"}, None),
     ],
@@ -24,7 +24,7 @@ def test_only_a_ray_of_the_runs_own_is_told_to_keep_nothing_idle(asked, settings
     init.__signature__ = inspect.signature(ray.init)
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    launch._start_ray(load_config({"ray_kwargs": {"ray_init": asked}}))
+    ray_session.start_ray(load_config({"ray_kwargs": {"ray_init": asked}}))
     assert given.get("_system_config") == settings
     assert asked.keys() <= given.keys()
 
@@ -43,7 +43,7 @@ def test_a_ray_that_does_not_start_shows_no_secrets(monkeypatch):
         "runtime_env": {"env_vars": variables},
     }
     with pytest.raises(ConfigError) as caught:
-        launch._start_ray(load_config({"ray_kwargs": {"ray_init": asked}}))
+        ray_session.start_ray(load_config({"ray_kwargs": {"ray_init": asked}}))
     text = str(caught.value)
     assert "ray_init of address=ray://***@host:10001, num_cpus=2, _redis_password=***: nobody at ray://***@" in text
     assert "secret" not in text

@@ -243,9 +243,9 @@ def start_ray(cfg: PPOConfig) -> bool:
 
 def _refused(given: str, reason: str) -> str:
     return (
-        f"the Ray cluster of ray_kwargs.ray_init={{{given}}} refuses this command: {reason}. Set RAY_AUTH_MODE=token here "
-        "and for `ray start` on every node, and give each the token of the first one: the file ~/.ray/auth_token, or the "
-        "variable RAY_AUTH_TOKEN."
+        f"the Ray cluster of ray_kwargs.ray_init={{{given}}} refuses this command: {reason}. Set RAY_AUTH_MODE=token "
+        "here and for `ray start` on every node, and give each the token of the first one: the file ~/.ray/auth_token, "
+        "or the variable RAY_AUTH_TOKEN."
     )
 
 

@@ -234,7 +234,8 @@ def _forget(runner: Any) -> None:
     from paceline.single_controller.ray.heartbeat import forget_beats
 
     actor_id = runner._actor_id.hex()
-    within(ANSWER_SECONDS, lambda: (_remove_reservations(actor_id), forget_beats(actor_id)))
+    with suppress(Exception):  # of a Ray that is gone, and all of it with it
+        within(ANSWER_SECONDS, lambda: (_remove_reservations(actor_id), forget_beats(actor_id)))
 
 
 def _remove_reservations(actor_id: str) -> None:
@@ -266,7 +267,10 @@ def _ray_errors_as_ours() -> Iterator[None]:
             place, beat = (place_of_actor(actor_id), read_beat(actor_id)) if actor_id else (None, None)
             return explain_death(death, place, beat)
 
-        raise WorkerError("task_runner", 0, "run", *(within(ANSWER_SECONDS, explain) or (str(error), ""))) from None
+        told: tuple[str, str] | None = None
+        with suppress(Exception):  # Ray itself is gone, too
+            told = within(ANSWER_SECONDS, explain)
+        raise WorkerError("task_runner", 0, "run", *(told or (str(error), ""))) from None
 
 
 @contextmanager

@@ -40,6 +40,7 @@ START_SECONDS = 180.0
 """How long a Ray of the run's own may take to start, on a machine that is busy; Ray itself gives a raylet 30 s."""
 STOPPED_SECONDS = 20.0
 """How long its gcs_server may be stopped meanwhile. After a minute without it Ray ends this whole process."""
+REFUSAL_SECONDS = 5.0
 SHUTDOWN_SECONDS = 10.0
 GRACE_SECONDS = 2.0
 """How long processes that were told to end may take to do so."""
@@ -230,16 +231,40 @@ def start_ray(cfg: PPOConfig) -> bool:
         with _guarded_start() if is_own else nullcontext():
             ray.init(**ray_init, runtime_env=runtime_env)
     except AuthenticationError as error:
-        raise ConfigError(
-            f"the Ray cluster of ray_kwargs.ray_init={{{given}}} refuses this command: {error.message}. Set "
-            "RAY_AUTH_MODE=token here and for `ray start` on every node, and give each the token of the first one: the "
-            "file ~/.ray/auth_token, or the variable RAY_AUTH_TOKEN."
-        ) from error
+        raise ConfigError(_refused(given, error.message)) from error
     except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
+        if not is_own and isinstance(error, ConnectionError) and (reason := _why_refused(ray_init["address"])):
+            raise ConfigError(_refused(given, reason)) from error
         raise ConfigError(
             f"Ray can't be started with ray_kwargs.ray_init of {given}: {masked('', str(error))}"
         ) from error
     return is_own
+
+
+def _refused(given: str, reason: str) -> str:
+    return (
+        f"the Ray cluster of ray_kwargs.ray_init={{{given}}} refuses this command: {reason}. Set RAY_AUTH_MODE=token "
+        "here and for `ray start` on every node, and give each the token of the first one: the file ~/.ray/auth_token, "
+        "or the variable RAY_AUTH_TOKEN."
+    )
+
+
+def _why_refused(address: str) -> str | None:
+    """What a cluster says to someone who shows no token; None if it has no objection, or nobody is there.
+
+    Ray's own error says only that the cluster could not be reached.
+    """
+    import grpc
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        with grpc.insecure_channel(canonicalize_bootstrap_address(address)) as channel:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=REFUSAL_SECONDS)
+    except grpc.RpcError as error:
+        return error.details() if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
+    except Exception:  # an address of another kind, such as ray://
+        return None
+    return None
 
 
 @contextmanager

@@ -27,10 +27,10 @@ Method = Literal["strict", "flexible", "answer_line"]
 
 DEADLINE_SECONDS = 5.0
 """How long one pair of expressions may be compared."""
-LONGEST_ANSWER = 10_000
+LONGEST_ANSWER = 2_000
 """Characters of an answer; what is longer is wrong."""
 
-_ANSWER_LINE = re.compile(r"\banswer\s*\**\s*:\s*\**[ \t]*([^\n]*)", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"\banswer[ \t]{0,3}\*{0,3}[ \t]{0,3}:\s*\**[ \t]*([^\n]*)", re.IGNORECASE)
 
 
 def compute_score(

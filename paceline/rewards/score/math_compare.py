@@ -139,7 +139,7 @@ def _matches(allowed: list[list[bool]]) -> bool:
 
 
 MAX_ITEMS = 50
-"""A list of more items than this is compared as a string."""
+"""A list of more items, or a chain of more sides, is compared as a string."""
 
 
 def _compare(gold: str, answer: str) -> Check:
@@ -244,7 +244,7 @@ def _without_membership(text: str) -> str:
 def _compare_equalities(gold: str, answer: str) -> Check:
     """Every side that is a value has to be right: `6 * 7 = 42` and `x = 42` are 42, `41 = 42` is not."""
     gold_sides, answer_sides = split_sides(gold), split_sides(answer)
-    if not all(gold_sides) or not all(answer_sides):
+    if not all(gold_sides) or not all(answer_sides) or len(answer_sides) > MAX_ITEMS:
         return False
     if len(gold_sides) == 1:
         return All(tuple(_compare(gold, value) for value in _values(answer_sides)))

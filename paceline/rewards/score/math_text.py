@@ -146,7 +146,7 @@ def _split(text: str, mark: re.Pattern[str]) -> list[str]:
     return [part.strip() for part in parts]
 
 
-_NAME_PART = r"(?:[a-zA-Z]'*|\\(?!pi\b|infty\b|text\b)[a-zA-Z]+|\\text\{[^{}\d]*\})"
+_NAME_PART = r"(?:[a-zA-Z]'*|\\(?!pi\b|infty\b|text\b)[a-zA-Z]+(?![a-zA-Z])|\\text\{[^{}\d]*\})"
 _INDEX = r"(?:[_^](?:[a-zA-Z0-9]|\{[^{}]*\}))*"
 _ARGUMENT = r"(?:\([^()]*\))?"
 _NAME = re.compile(rf"(?:{_NAME_PART}{_INDEX}{_ARGUMENT}|\{{(?:[A-Za-z]+)\}}|[-+*/|\s])+")
@@ -161,7 +161,7 @@ def is_name(side: str) -> bool:
     return len(side) < 60 and side != "i" and bool(_NAME.fullmatch(side)) and bool(re.search("[a-zA-Z]", side))
 
 
-_BASE = re.compile(r"(-?)(?:\\text)?[{(]?([0-9A-Za-z]*\d?[0-9A-Za-z.]*)[})]?\s*_\s*\{?(?:\\text\{)?(\d+|[a-z]+)\}?\}?")
+_BASE = re.compile(r"(-?)(?:\\text)?[{(]?([0-9A-Za-z.]+)[})]?\s*_\s*\{?(?:\\text\{)?(\d+|[a-z]+)\}?\}?")
 _BASE_NAMES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11,
     "twelve": 12, "sixteen": 16,

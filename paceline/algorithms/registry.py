@@ -20,7 +20,7 @@ def unknown_choice(key: str, asked: str, known: Iterable[str]) -> ConfigError:
 
 
 class Registry(Generic[T]):
-    """A dictionary that refuses to put another entry under a name that is taken, and names the nearest entries when one is missing.
+    """A dictionary that refuses another entry under a name that is taken, and names the nearest when one is missing.
 
     `modules` are those that register an entry when they are imported, by its name: they are imported when it is first
     asked for, since they may need a heavy or optional package.
@@ -57,7 +57,7 @@ class Registry(Generic[T]):
 
 
 def _identity(entry: Any) -> Any:
-    """What two imports of one function or class have in common: where it is defined. Of a record, that of its fields."""
+    """What two imports of a function or class have in common: where it is defined. Of a record, that of its fields."""
     if dataclasses.is_dataclass(entry) and not isinstance(entry, type):
         return tuple(_identity(getattr(entry, field.name)) for field in dataclasses.fields(entry))
     name = getattr(entry, "__qualname__", "<")

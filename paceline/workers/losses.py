@@ -25,7 +25,8 @@ from paceline.engine.base import LossFn
 class MiniBatch:
     """One optimizer step's worth of responses, as dealt by the driver.
 
-    `rows_per_shard` counts a rank's rows with padding; the other two count the whole mini-batch without.
+    `rows_per_shard` counts a rank's rows, padding and empty responses included; the other two count the whole
+    mini-batch without either.
     """
 
     rows_per_shard: int
@@ -36,6 +37,10 @@ class MiniBatch:
         """The share of a micro-batch with this mask in the mini-batch's aggregate."""
         normaliser = LossNormaliser(self.num_tokens, self.num_sequences, mask.shape[-1])
         return lambda matrix: agg_loss(matrix, mask, mode, normaliser)
+
+    def per_token(self, total: Tensor) -> Tensor:
+        """This share of a mean over the mini-batch's tokens; 0 where all responses are empty."""
+        return total / max(self.num_tokens, 1)
 
 
 def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
@@ -66,9 +71,9 @@ def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
             clip_ratio_high=high,
             clip_ratio_c=config.clip_ratio_c,
         )
-        metrics = {name: total / mini_batch.num_tokens for name, total in token_sums.items()}
+        metrics = {name: mini_batch.per_token(total) for name, total in token_sums.items()}
         metrics["pg_loss"] = pg_loss.detach()
-        metrics["entropy"] = masked_sum(entropy.detach(), mask) / mini_batch.num_tokens
+        metrics["entropy"] = mini_batch.per_token(masked_sum(entropy.detach(), mask))
         loss = pg_loss
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * agg(entropy)
@@ -94,9 +99,9 @@ def critic_loss(config: CriticConfig, mini_batch: MiniBatch) -> LossFn:
             agg=mini_batch.aggregate(mask, config.loss_agg_mode),
             cliprange_value=config.cliprange_value,
         )
-        metrics = {name: total / mini_batch.num_tokens for name, total in token_sums.items()}
+        metrics = {name: mini_batch.per_token(total) for name, total in token_sums.items()}
         metrics["vf_loss"] = vf_loss.detach()
-        metrics["vpred_mean"] = masked_sum(values.detach(), mask) / mini_batch.num_tokens
+        metrics["vpred_mean"] = mini_batch.per_token(masked_sum(values.detach(), mask))
         return vf_loss, metrics
 
     return loss_fn

@@ -30,7 +30,7 @@ _SYMBOLS = str.maketrans(
         "°": r"^\circ", "…": r"\ldots ", "，": ", ", "（": "(", "）": ")", "\u00a0": " ",
     }
 )  # fmt: skip
-_SPACE = re.compile(r"\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+")
+_SPACE = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+")
 _THOUSANDS = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?!\d|,\d)")
 _WRAPPED = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _TEXT_COMMAND = re.compile(r"\\(?:text(?:bf|it|rm|normal|sf|tt)?|mbox|mathrm|mathbf|mathit|mathsf)\s*(?=\{)")
@@ -54,6 +54,7 @@ def clean(answer: str) -> str:
             text = text[len(start) : len(text) - len(end)].strip()
     text = re.sub(r"(?<=\d)(?:\s*,\s*\\!\s*|\{,\}|\\,)(?=\d{3}(?!\d))", "", text)
     text = text.replace("\\!", "").replace("{,}", ",").replace("\\$", "").replace("$", "").replace("\\displaystyle", "")
+    text = re.sub(r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}", text)
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?", "", text)
     text = text.replace("^{\\circ}", "^\\circ").replace("\\degree", "^\\circ")
@@ -114,7 +115,7 @@ def number(text: str) -> Fraction | None:
 
 _AND = r"\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])"
 _TOKEN = re.compile(rf"{_AND}|[<>!:]=|\\[a-zA-Z]+|\\?.", re.S)
-_ITEM_MARK, _SIDE_MARK = re.compile(rf"[,;]|{_AND}"), re.compile("=")
+_ITEM_MARK, _SIDE_MARK = re.compile(rf"[,;]|{_AND}"), re.compile(r"=|\\(?:approx|equiv|cong|simeq|sim)")
 _OPENING, _CLOSING = ("{", "(", "[", "\\{", "\\begin"), ("}", ")", "]", "\\}", "\\end")
 
 
@@ -130,7 +131,7 @@ def split_items(text: str) -> list[str]:
 
 
 def split_sides(text: str) -> list[str]:
-    """The sides of an equality, or of a chain of them."""
+    """The sides of an equality or an approximation, or of a chain of them."""
     return _split(text, _SIDE_MARK)
 
 

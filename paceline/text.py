@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["last_boxed"]
+__all__ = ["all_boxed", "last_boxed"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
@@ -15,22 +15,45 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed(r"\boxed{1} and then \boxed{\left\{\frac{1}{2}, 3\right\}}.")
     '\\left\\{\\frac{1}{2}, 3\\right\\}'
     """
-    boxes = list(_BOX.finditer(text))
-    if not boxes:
-        return None
-    start = boxes[-1].end()
-    if text[start : start + 1] != "{":
-        word = re.match(r"[^\s$]+", text[start:])
-        return word[0].rstrip(".,;") if word else None
+    boxes = all_boxed(text)
+    return boxes[-1] if boxes else None
+
+
+def all_boxed(text: str) -> list[str | None]:
+    r"""What each box holds, in order; None for one that is cut off. A box inside a box is part of the outer one, and is
+    opened if it is all that the outer one holds.
+
+    >>> all_boxed(r"\boxed{1}, \boxed{2 + \boxed{3}}, \boxed{\boxed{4}}")
+    ['1', '2 + \\boxed{3}', '4']
+    """
+    boxes: list[str | None] = []
+    position = 0
+    while match := _BOX.search(text, position):
+        start = match.end()
+        if text[start : start + 1] == "{":
+            end = _closing_brace(text, start)
+            boxes.append(None if end is None else _opened(text[start + 1 : end].strip()))
+            position = len(text) if end is None else end + 1
+        else:
+            word = re.compile(r"[^\s$]+").match(text, start)
+            boxes.append(word[0].rstrip(".,;") if word else None)
+            position = word.end() if word else start
+    return boxes
+
+
+def _opened(content: str) -> str:
+    while match := _BOX.match(content):
+        if content[match.end() : match.end() + 1] != "{" or _closing_brace(content, match.end()) != len(content) - 1:
+            break
+        content = content[match.end() + 1 : -1].strip()
+    return content
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Where the brace at `start` is closed; an escaped brace is no brace."""
     depth = 0
-    position = start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":  # an escaped brace is no brace
-            position += 2
-            continue
-        depth += (character == "{") - (character == "}")
+    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, start):
+        depth += (match[0] == "{") - (match[0] == "}")
         if depth == 0:
-            return text[start + 1 : position].strip()
-        position += 1
+            return match.start()
     return None

@@ -63,7 +63,7 @@ def main_task(config: DictConfig) -> None:
         resource_pool_manager=ResourcePoolManager(resource_pool_spec=pools, mapping=mapping),
         ray_worker_group_cls=RayWorkerGroup,
         reward_fn=make_reward_fn(config, tokenizer, num_examine=0),
-        val_reward_fn=make_reward_fn(config, tokenizer, num_examine=1),
+        val_reward_fn=make_reward_fn(config, tokenizer, num_examine=1, validation=True),
     )
     trainer.init_workers()
     trainer.fit()

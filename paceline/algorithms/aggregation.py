@@ -24,13 +24,13 @@ Aggregate = Callable[[torch.Tensor], torch.Tensor]
 class LossNormaliser:
     """What a loss is divided by: counts over the global mini-batch, all ranks and micro-batches together.
 
-    Two responses of 2 and 1 tokens in columns of 3, and a row of padding: LossNormaliser(3.0, 2.0, 3).
+    Responses of 2, 1 and 0 tokens in columns of 3, and a row of padding: LossNormaliser(3.0, 2.0, 3).
     """
 
     num_tokens: float
     """Valid response tokens."""
     num_sequences: float
-    """Sequences with at least one valid token; rows that are padding don't count."""
+    """Sequences with at least one valid token; neither padding nor an empty response counts."""
     length: int
     """Width of the response columns: the constant of seq-mean-token-sum-norm."""
 

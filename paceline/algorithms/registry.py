@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from paceline.config import keys
 from paceline.errors import ConfigError
@@ -19,7 +20,7 @@ def unknown_choice(key: str, asked: str, known: Iterable[str]) -> ConfigError:
 
 
 class Registry(Generic[T]):
-    """A dictionary that refuses to overwrite an entry and names the nearest entries when one is missing.
+    """A dictionary that refuses another entry under a name that is taken, and names the nearest when one is missing.
 
     `modules` are those that register an entry when they are imported, by its name: they are imported when it is first
     asked for, since they may need a heavy or optional package.
@@ -31,10 +32,13 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[Entry], Entry]:
-        """Decorator: make the decorated object, a T, available as `name`."""
+        """Decorator: make the decorated object, a T, available as `name`.
+
+        The same object may be registered again, also from a module that was imported twice; the latest is kept.
+        """
 
         def decorate(entry: Entry) -> Entry:
-            if name in self._entries:
+            if name in self._entries and _identity(self._entries[name]) != _identity(entry):
                 raise ConfigError(
                     f"{self._key}={name} is already registered as {self._entries[name]!r}; take another name."
                 )
@@ -50,3 +54,11 @@ class Registry(Generic[T]):
         if name not in self._entries:
             raise unknown_choice(self._key, name, self._modules.keys() | self._entries)
         return self._entries[name]
+
+
+def _identity(entry: Any) -> Any:
+    """What two imports of a function or class have in common: where it is defined. Of a record, that of its fields."""
+    if dataclasses.is_dataclass(entry) and not isinstance(entry, type):
+        return tuple(_identity(getattr(entry, field.name)) for field in dataclasses.fields(entry))
+    name = getattr(entry, "__qualname__", "<")
+    return entry if "<" in name else (entry.__module__, name)  # a lambda or an inner function has no name of its own

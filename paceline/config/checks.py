@@ -261,6 +261,7 @@ _UNUSED_WITHOUT_REWARD_MODEL = (
     "reward_model.use_dynamic_bsz",
     "reward_model.forward_max_token_len_per_gpu",
     "reward_model.max_length",
+    "reward_model.validate",
 )
 
 

@@ -127,6 +127,9 @@ class RewardModelConfig:
     """By data_source, `{rule: 1.0, model: 0.2}`: the weights of the rule's and of the model's score, each >= 0. The key
     `default` is for rows with a rule of all other sources; without it they have {rule: 1, model: 0}. A row without a
     rule is scored by the model alone, with weight 1, unless its source is named here."""
+    validate: bool = True
+    """Validation is scored as training is, by the model too. false: by rule alone, without weights; then every
+    validation row needs a rule."""
     on_error: Literal["raise", "retry", "zero_and_count"] | None = None
     """When grading fails. raise: stop at once; retry: try again up to max_retries times, then score 0 and count;
     zero_and_count: score 0 and count in reward/grader_errors. null: as zero_and_count, but stop if a whole batch

@@ -15,9 +15,10 @@ from paceline.rewards.score import code
 __all__ = ["make_reward_manager"]
 
 
-def make_reward_manager(cfg: PPOConfig, tokenizer: Any, num_examine: int) -> RewardManager:
+def make_reward_manager(cfg: PPOConfig, tokenizer: Any, num_examine: int, *, validation: bool = False) -> RewardManager:
     """Rules by data_source, or the function that custom_reward_function names, with all that reward_model sets."""
     custom, rewards = cfg.custom_reward_function, cfg.reward_model
+    has_model = rewards.enable and (rewards.validate or not validation)
     # A scorer that the user registered for such a source stays.
     shipped = [source for source in CODE_SOURCES if get_scorer(source).one is code.compute_score]
     return RewardManager(
@@ -29,7 +30,7 @@ def make_reward_manager(cfg: PPOConfig, tokenizer: Any, num_examine: int) -> Rew
         on_error=rewards.on_error or "zero_and_count",
         max_retries=rewards.max_retries,
         timeout_seconds=rewards.timeout_seconds,
-        weights=rewards.weights if rewards.enable else None,
+        weights=rewards.weights if has_model else None,
         scorers=dict.fromkeys(shipped, code_scorer(rewards.sandbox)),
         overlong=_overlong(cfg),
     )

@@ -83,8 +83,8 @@ def add_model_scores(
 ) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
     """A RewardManager's `reward_tensor` and `reward_extra_info` with the model's scores in.
 
-    The new info has the whole `score`, and `model_score`, NaN where the model has no weight. `mask` (batch, response)
-    is true on the tokens of responses.
+    The new info has the whole `score`, and `model_score`, NaN where the model has no weight or the response no token.
+    `mask` (batch, response) is true on the tokens of responses.
     """
     penalty = None
     if "overlong_penalty" in info:
@@ -93,7 +93,8 @@ def add_model_scores(
         scores, info["has_rule"], rm_scores, sources, weights, penalty=penalty, require_finite=require_finite
     )
     used = [uses_model(source, bool(rule), weights) for source, rule in zip(sources, info["has_rule"], strict=True)]
-    model_score = np.where(used, rm_scores.sum(dim=-1).float().cpu().numpy(), np.nan).astype(np.float32)
+    has_score = np.array(used, dtype=bool) & mask.bool().any(dim=-1).cpu().numpy()
+    model_score = np.where(has_score, rm_scores.sum(dim=-1).float().cpu().numpy(), np.nan).astype(np.float32)
     return combined, {**info, "score": combined.sum(dim=-1).cpu().numpy(), "model_score": model_score}
 
 

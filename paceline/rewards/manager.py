@@ -34,7 +34,8 @@ class RewardManager:
 
     Args:
         tokenizer: decodes prompts and responses.
-        num_examine: how many examples of each source every call writes to the log; 0 for training, 1 for validation.
+        num_examine: how many examples of each source every call writes to the log, or to stderr where logging is not
+            set up; 0 for training, 1 for validation.
         compute_score: grades every row instead of the scorers by source, in one of the forms of `rewards.functions`:
             `fn(data_source, solution_str, ground_truth, extra_info) -> float` or a dict with `score`; or for a batch.
         reward_fn_key: the column that names the source.
@@ -213,10 +214,18 @@ class RewardManager:
             prompt = self.tokenizer.decode(data.batch["prompts"][place][valid].tolist(), skip_special_tokens=True)
             by_model = not info["has_rule"][place] and "model_score" not in info
             score = "the reward model's" if by_model else f"{info['score'][place]:g}"
-            logger.info(
+            _show(
                 "Example of %s\n[prompt] %s\n[response] %s\n[ground truth] %s\n[score] %s",
                 row.data_source, prompt, row.solution_str, row.ground_truth, score,
             )  # fmt: skip
+
+
+def _show(message: str, *values: Any) -> None:
+    """Log an example; on stderr where nobody has set logging up, since it was asked for."""
+    if logger.hasHandlers() or logging.lastResort is None:
+        logger.info(message, *values)
+    else:
+        logging.lastResort.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, message, values, None))
 
 
 def _cells(data: DataProto, key: str) -> list[Any]:

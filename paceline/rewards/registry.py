@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -109,8 +110,18 @@ for _name in (
     "EleutherAI/hendrycks_math",
     "HuggingFaceH4/MATH-500",
     "MATH",
+    "numina_amc_aime",
+    "numina_aops_forum",
+    "numina_cn_k12",
+    "numina_olympiads",
+    "numina_synthetic_amc",
+    "numina_synthetic_math",
 ):
     register_scorer(_name, math.compute_score, math.compute_scores)
+# The prompts of these ask for a last line `Answer: 42`.
+_AIME = [f"aime{gap}{year}" for gap in ("", "_") for year in (24, 25, 26, 2024, 2025, 2026)]
+for _name in ("math_dapo", "aime", *_AIME):
+    register_scorer(_name, *(partial(fn, method="answer_line") for fn in (math.compute_score, math.compute_scores)))
 for _name in ("Rowan/hellaswag", "hellaswag"):
     register_scorer(_name, hellaswag.compute_score, hellaswag.compute_scores)
 for _name in CODE_SOURCES:

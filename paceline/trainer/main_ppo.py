@@ -131,15 +131,15 @@ class TaskRunner:
             resource_pool_manager=self.init_resource_pool_mgr(config),
             ray_worker_group_cls=ray_worker_group_cls or RayWorkerGroup,
             reward_fn=make_reward_fn(config, tokenizer, num_examine=0),
-            val_reward_fn=make_reward_fn(config, tokenizer, num_examine=1),
+            val_reward_fn=make_reward_fn(config, tokenizer, num_examine=1, validation=True),
         )
 
 
-def make_reward_fn(config: Config, tokenizer: Any, num_examine: int) -> RewardManager:
+def make_reward_fn(config: Config, tokenizer: Any, num_examine: int, validation: bool = False) -> RewardManager:
     """Rules by data_source, or the function that custom_reward_function names."""
     from paceline.rewards import make_reward_manager
 
-    return make_reward_manager(load_config(config), tokenizer, num_examine)
+    return make_reward_manager(load_config(config), tokenizer, num_examine, validation=validation)
 
 
 def run_ppo(config: Config, task_runner_class: type | None = None) -> None:

@@ -25,7 +25,8 @@ from paceline.engine.base import LossFn
 class MiniBatch:
     """One optimizer step's worth of responses, as dealt by the driver.
 
-    `rows_per_shard` counts a rank's rows with padding; the other two count the whole mini-batch without.
+    `rows_per_shard` counts a rank's rows, padding and empty responses included; the other two count the whole
+    mini-batch without either.
     """
 
     rows_per_shard: int
@@ -40,6 +41,10 @@ class MiniBatch:
         """The share of a micro-batch with this mask in the mini-batch's aggregate."""
         normaliser = LossNormaliser(self.num_tokens, self.num_sequences, mask.shape[-1])
         return lambda matrix: agg_loss(matrix, mask, mode, normaliser)
+
+    def per_token(self, total: Tensor) -> Tensor:
+        """This share of a mean over the mini-batch's tokens; 0 where all responses are empty."""
+        return total / max(self.num_tokens, 1)
 
 
 def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:

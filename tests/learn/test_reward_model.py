@@ -10,10 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, UnknownDataSourceError
 from paceline.protocol import DataProto
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
+from paceline.trainer.ppo.phases import make_requests
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.workers.engine_workers import TrainingWorker
 from tests.in_process import build_in_process, train_in_process
@@ -112,6 +113,23 @@ def test_weights_add_the_models_score_to_a_rules(material: Path, tmp_path: Path)
         weight = {GSM8K: 0.5, HH: 1.0, CODE: 0.0}[source]
         model_score = 0.0 if source == CODE else pending.info["model_score"][row]
         assert scores[row] == pytest.approx(weight * model_score, rel=1e-5)
+
+
+def test_validation_is_scored_by_rule_alone_if_the_configuration_says_so(material: Path, tmp_path: Path) -> None:
+    from tests.runs import write_sums
+
+    weights = {GSM8K: {"rule": 0.5, "model": 0.5}}
+    settings = {"reward_model__weights": weights, "reward_model__validate": False}
+    sums = str(write_sums(tmp_path / "sums.parquet", 8))
+    trainer = build_in_process(mixed_config(material, tmp_path / "run", data__val_files=sums, **settings))
+    requests, labels = make_requests(next(iter(trainer.val_dataloader)), n=1, seed=0, purpose="validation", step=0)
+    batch = labels.union(trainer.generate(requests, trainer.config.actor_rollout_ref.rollout).get())
+    for validation in (True, False):
+        pending = trainer.score(batch, validation=validation)
+        pending.get()
+        assert ("model_score" in pending.info) is not validation
+    with pytest.raises(UnknownDataSourceError, match=f"{HH}.*has no rule"):
+        build_in_process(mixed_config(material, tmp_path / "other", **settings))
 
 
 def test_a_long_text_loses_its_beginning(material: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

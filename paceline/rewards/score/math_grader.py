@@ -18,8 +18,10 @@ __all__ = ["MathGrader", "shared_grader"]
 
 logger = logging.getLogger(__name__)
 
-Verdict = bool | None | str
-"""Right or wrong; None for a timeout; a message for a failure of the grader."""
+Question = tuple[str, str] | str
+"""Are gold and answer equal? Or: which is the last formula of a text?"""
+Verdict = bool | list[str] | None | str
+"""Right or wrong, or formulas; None if it took too long or too much memory; a message for a failure of the grader."""
 
 _SERVER_FILE = Path(__file__).with_name("math_server.py")
 
@@ -33,8 +35,8 @@ class MathGrader:
         self._connection: Connection | None = None
         self._owner = 0
 
-    def grade(self, pairs: Sequence[tuple[str, str]], deadline_seconds: float) -> list[Verdict]:
-        """A verdict for each `(gold, answer)`, each pair within the deadline; equal pairs are graded once."""
+    def grade(self, pairs: Sequence[Question], deadline_seconds: float) -> list[Verdict]:
+        """A verdict for each question, each within the deadline; equal ones are asked once."""
         unique = list(dict.fromkeys(pairs))
         if not unique:
             return []
@@ -42,7 +44,7 @@ class MathGrader:
             verdicts = dict(zip(unique, self._ask(unique, deadline_seconds), strict=True))
         return [verdicts[pair] for pair in pairs]
 
-    def _ask(self, pairs: list[tuple[str, str]], deadline_seconds: float) -> list[Verdict]:
+    def _ask(self, pairs: list[Question], deadline_seconds: float) -> list[Verdict]:
         for attempt in ("first", "second"):
             connection = self._connected()
             try:

@@ -2,8 +2,9 @@
 
 It imports no other module of paceline, so that it starts fast and has no threads, and forks workers
 that are warm at once. It is given batches `(deadline_seconds, [(gold, answer), ...])` over a pipe and answers each
-with a list of verdicts. A worker that exceeds the deadline of its pair is killed and replaced. When the other end of
-the pipe closes, even by a SIGKILL, this process and its workers end.
+with a list of verdicts; a text instead of a pair asks for its last formula. A worker that exceeds the deadline of its
+question is killed and replaced. When the other end of the pipe closes, even by a SIGKILL, this process and its workers
+end.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from typing import Any
 
 import psutil
 import sympy.core.random
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 
-Verdict = bool | None | str
-"""Right or wrong; None for a timeout; a message for a failure of the grader."""
+Question = tuple[str, str] | str
+"""Are the two equal? Or: which is the last formula of a text?"""
+Verdict = bool | list[str] | None | str
+"""Right or wrong, or formulas; None if it took too long or too much memory; a message for a failure of the grader."""
 
 SLOW_SECONDS = 0.1
 """A pair that has used so much CPU time gives its turn to a further worker, so that many hopeless pairs wait out one
@@ -44,47 +48,55 @@ WORKER_MEMORY_BYTES = 2 << 30
 """Address space that a worker may take on top of what it starts with; `9^{9^{9^9}}` takes all there is."""
 ORPHAN_CHECK_SECONDS = 1.0
 
-_PERCENT = re.compile(r"\\?%|\\?\s*\\text\{\s*percent\s*\}|\bpercent\b")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\{?(\d+)\}?")
-_BASE = re.compile(r"[0-9A-Fa-f]+_\{?(\d+)\}?")
+_LATEX = LatexExtractionConfig(
+    # math-verify's units are letters, too: it would read 5t as 5.
+    normalization_config=NormalizationConfig(
+        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+    )
+)
+LONGEST_TEXT = 10_000
+"""Characters, the last of a response, in which a formula is looked for."""
+CLOSE = 1e-4
+"""Share by which a number and its decimals may differ; math-verify alone rounds to six decimals, and so 1e-9 to 0."""
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether two LaTeX answers are mathematically equal. Raises what sympy raises if no comparison came through."""
-    gold_base, answer_base = _BASE.fullmatch(gold.strip()), _BASE.fullmatch(answer.strip())
-    if gold_base and answer_base and int(gold_base[1]) != int(answer_base[1]):
-        return False
-    if _same(gold, answer):
-        return True
-    # A share may be written as 25 (of a question for percent), as 25% or as 0.25; the first and last are not equal.
-    gold_share, answer_share = _PERCENT.sub("", gold), _PERCENT.sub("", answer)
-    if (gold_share != gold) == (answer_share != answer):
-        return False
-    return (
-        _same(gold_share, answer_share)
-        or (gold_share != gold and _same(rf"\frac{{{gold_share}}}{{100}}", answer))
-        or (answer_share != answer and _same(gold, rf"\frac{{{answer_share}}}{{100}}"))
-    )
-
-
-def _same(gold: str, answer: str) -> bool:
-    failure: Exception | None = None
+    """Whether two expressions in LaTeX are mathematically equal. What sympy cannot compare is not equal."""
     for expected, found in itertools.product(_parsed(gold), _parsed(answer)):
         try:
-            if verify(expected, found, timeout_seconds=None, raise_on_error=True):
-                return True
-        except Exception as error:
-            failure = error
-    if failure is not None:
-        raise failure
+            if verify(expected, found, timeout_seconds=None, raise_on_error=True, allow_set_relation_comp=True):
+                return _is_close(expected, found)
+        except MemoryError:
+            raise
+        except Exception:  # such as a division by zero
+            continue
     return False
+
+
+def last_formula(text: str) -> list[str]:
+    """The last formula or number of a text, by math-verify's rules; none if there is none."""
+    found = parse(
+        text[-LONGEST_TEXT:],
+        extraction_config=[_LATEX, ExprExtractionConfig()],
+        extraction_mode="first_match",
+        parsing_timeout=None,
+    )
+    return [formula for formula in found if isinstance(formula, str)]
+
+
+def _is_close(expected: Any, found: Any) -> bool:
+    numbers = [getattr(side, "is_number", False) for side in (expected, found)]
+    if not all(numbers) or not (expected.has(sympy.Float) or found.has(sympy.Float)):
+        return True
+    return bool(abs(expected - found).evalf() <= CLOSE * abs(expected).evalf())
 
 
 @lru_cache(maxsize=4096)
 def _parsed(latex: str) -> tuple[Any, ...]:
     """What math-verify reads: an expression if it can, and always the text."""
-    latex = _REPEATING.sub(_fraction_of_repeating, latex.replace("\\$", "").replace("$", ""))
-    return tuple(parse(f"${latex}$", extraction_config=[LatexExtractionConfig()], parsing_timeout=None))
+    latex = _REPEATING.sub(_fraction_of_repeating, latex)
+    return tuple(parse(f"${latex}$", extraction_config=[_LATEX], parsing_timeout=None))
 
 
 def _fraction_of_repeating(match: re.Match[str]) -> str:
@@ -108,7 +120,7 @@ class Worker:
         self.started = 0.0
         self.cpu_at_start = 0.0
 
-    def give(self, item: int, pair: tuple[str, str], deadline_seconds: float) -> None:
+    def give(self, item: int, pair: Question, deadline_seconds: float) -> None:
         self.item, self.started, self.cpu_at_start = item, time.monotonic(), self._cpu_seconds()
         self.connection.send((pair, GRACE * deadline_seconds))
 
@@ -146,7 +158,7 @@ def _work(connection: Connection) -> None:
             if os.getppid() != server:
                 return
         try:
-            (gold, answer), longest_seconds = connection.recv()
+            question, longest_seconds = connection.recv()
         except EOFError:
             return
         # The server kills at the deadline; the kernel does so later if the server itself was killed.
@@ -154,7 +166,9 @@ def _work(connection: Connection) -> None:
         sympy.core.random.seed(0)
         verdict: Verdict
         try:
-            verdict = equivalent(gold, answer)
+            verdict = last_formula(question) if isinstance(question, str) else equivalent(*question)
+        except MemoryError:
+            verdict = None
         except Exception as error:
             verdict = f"{type(error).__name__}: {str(error)[:200]}"
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -169,7 +183,7 @@ class Server:
         self.cores = cores
         self.workers: list[Worker] = []
 
-    def grade(self, pairs: Sequence[tuple[str, str]], deadline_seconds: float) -> list[Verdict]:
+    def grade(self, pairs: Sequence[Question], deadline_seconds: float) -> list[Verdict]:
         verdicts: list[Verdict] = ["not graded"] * len(pairs)
         waiting = deque(range(len(pairs)))
         while True:
@@ -192,7 +206,7 @@ class Server:
             self._remove(worker)
         return verdicts
 
-    def _hand_out(self, waiting: deque[int], pairs: Sequence[tuple[str, str]], deadline_seconds: float) -> None:
+    def _hand_out(self, waiting: deque[int], pairs: Sequence[Question], deadline_seconds: float) -> None:
         if not waiting:
             return
         for worker in [worker for worker in self.workers if worker.item is None and not worker.process.is_alive()]:

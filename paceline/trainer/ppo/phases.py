@@ -46,6 +46,7 @@ def subtract_kl(data: DataProto, coefficient: float, kl_penalty: str = "kl") -> 
     divergence = kl.kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty)
     divergence = zero_outside(divergence, mask)
     rewards = data.batch["token_level_scores"] - coefficient * divergence
+    # A response without tokens has no divergence, which is not one of 0.
     of_each = masked_mean(divergence, mask, dim=-1)
     metrics = {
         "actor/reward_kl_penalty": masked_mean(of_each, mask.any(dim=-1)).item(),
@@ -85,6 +86,8 @@ def rollout_mismatch(data: DataProto) -> dict[str, float]:
     if not {"old_log_probs", "rollout_log_probs"} <= set(data.batch.keys()):
         return {}
     mask = data.batch["response_mask"].bool()
+    if not mask.any():
+        return {}
     trainer, rollout = (data.batch[name][mask].exp() for name in ("old_log_probs", "rollout_log_probs"))
     difference = (trainer - rollout).abs()
     return {
@@ -162,9 +165,10 @@ def deal_mini_batches(
 
     Which responses form a mini-batch is decided here, over the whole batch, so the number of shards does not change
     any update. A mini-batch that does not divide is filled up with rows whose response_mask is zero: they weigh
-    nothing, and the counts in `meta_info["mini_batches"]` leave them out. With a seed each epoch deals anew; then the
-    rows of all epochs are laid out one after another, else one layout is passed over `meta_info["passes"]` times.
-    With `balance` the rows inside a mini-batch change places so that all shards have about as many tokens.
+    nothing. The counts in `meta_info["mini_batches"]` leave them out, and responses without tokens too. With a seed
+    each epoch deals anew; then the rows of all epochs are laid out one after another, else one layout is passed over
+    `meta_info["passes"]` times. With `balance` the rows inside a mini-batch change places so that all shards have
+    about as many tokens.
 
     With rows 0..5, mini-batches of 4 and 2 shards: mini-batch 0 is (0 1 2 3) and 1 is (4 5); shard 0 gets 0 1 4,
     shard 1 gets 2 3 5.
@@ -193,7 +197,7 @@ def deal_mini_batches(
                 {
                     "rows_per_shard": rows_per_shard,
                     "num_tokens": int(tokens_per_row[rows].sum()),
-                    "num_sequences": len(rows),
+                    "num_sequences": int((tokens_per_row[rows] > 0).sum()),
                 }
             )
     layout = np.concatenate([part for shard in shards for part in shard])

@@ -211,7 +211,7 @@ class RayPPOTrainer:
             train_dataset = RLHFDataset(data.train_files, self.tokenizer, data, max_samples=data.train_max_samples)
         if val_dataset is None and data.val_files:
             val_dataset = RLHFDataset(data.val_files, self.tokenizer, data, max_samples=data.val_max_samples)
-        self._check_sources(self.reward_fn, train_dataset)
+        self._check_sources(self.reward_fn, train_dataset, has_model=self.use_reward_model)
         train = make_dataloader(
             train_dataset,
             batch_size=data.train_batch_size,
@@ -221,7 +221,8 @@ class RayPPOTrainer:
         )
         val = None
         if val_dataset is not None:
-            self._check_sources(self.val_reward_fn, val_dataset, validation=True)
+            by_model = self.use_reward_model and self.config.reward_model.validate
+            self._check_sources(self.val_reward_fn, val_dataset, has_model=by_model, validation=True)
             val_batch_size = data.val_batch_size or data.train_batch_size
             val = make_dataloader(val_dataset, batch_size=val_batch_size, shuffle=False, seed=seed)
         return train, val
@@ -231,7 +232,7 @@ class RayPPOTrainer:
         if hasattr(reward_fn, "check") and hasattr(dataset, "column"):
             sources = dataset.column(self.config.data.reward_fn_key)
             labels = dataset.reward_labels() if hasattr(dataset, "reward_labels") else dataset.column("reward_model")
-            reward_fn.check(sources, labels, has_model=self.use_reward_model, **options)
+            reward_fn.check(sources, labels, **options)
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""
@@ -393,7 +394,9 @@ class RayPPOTrainer:
         """Token-level scores: rules in processes of their own, the reward model on its pool. None if they are there."""
         if "token_level_scores" in batch.batch:
             return None
-        return self._issued(self.scoring.issue(batch, self.reward_wg, self.rm_wg, validation=validation))
+        by_model = self.config.reward_model.validate or not validation
+        rm_wg = self.rm_wg if by_model else None
+        return self._issued(self.scoring.issue(batch, self.reward_wg, rm_wg, validation=validation))
 
     def score_baselines(self, labels: DataProto, greedy: DataProtoFuture | None) -> Later | None:
         """The score of the greedy response to the same prompt, for each response."""

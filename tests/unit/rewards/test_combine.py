@@ -42,6 +42,17 @@ def test_without_weights_rules_count_alone_and_the_model_scores_what_has_no_rule
     assert uses_model(None, True, WEIGHTS)
 
 
+def test_an_empty_response_has_no_score_of_the_model():
+    batch = make_batch(["", "x"], [None, None], None)
+    batch.batch["rm_scores"] = torch.zeros(2, RESPONSE_LENGTH)
+    batch.batch["rm_scores"][1, 0] = 3.0
+    result = RewardManager(TOKENIZER, 0, weights={})(batch, return_dict=True)
+    assert result["reward_tensor"].sum(-1).tolist() == [0.0, 3.0]
+    assert np.isnan(result["reward_extra_info"]["model_score"]).tolist() == [True, False]
+    assert result["metrics"]["reward/empty_responses"] == 1
+    assert result["metrics"]["reward/unknown/model_score"] == 3.0
+
+
 def test_inputs_are_left_as_they_were():
     rule, model = torch.ones(2, 3), torch.full((2, 3), 2.0)
     combine_scores(rule, [True, False], model, ["a", "a"], WEIGHTS)

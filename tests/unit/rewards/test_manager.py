@@ -218,3 +218,28 @@ def test_the_batch_is_left_as_it_was():
     RewardManager(TOKENIZER, 1)(batch, return_dict=True)
     assert set(batch.batch.keys()) == set(before)
     assert all(torch.equal(batch.batch[key], before[key]) for key in before)
+
+
+def test_examples_are_seen_where_logging_is_not_set_up(monkeypatch, capsys):
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    RewardManager(TOKENIZER, num_examine=2)(make_batch(["#### 42", "#### 1", "#### 2"], ["42"] * 3))
+    shown = capsys.readouterr().err
+    assert shown.count("Example of openai/gsm8k") == 2
+    assert "[response] #### 42\n[ground truth] 42\n[score] 1" in shown
+
+
+@pytest.mark.parametrize(
+    ("source", "response"),
+    [
+        ("math_dapo", "Answer: 1/2"),
+        ("math_dapo", r"\boxed{\frac12}"),
+        ("aime2024", "Answer: 1/2"),
+        ("aime_2025", r"\boxed{0.5}"),
+        ("numina_aops_forum", r"\boxed{0.5}"),
+        ("numina_cn_k12", r"\boxed{0.5}"),
+        ("HuggingFaceH4/MATH-500", r"\boxed{0.5}"),
+    ],
+)
+def test_sources_of_mathematics_are_graded_by_their_own_convention(source, response):
+    batch = make_batch([response, "0.5"], [r"\frac{1}{2}"] * 2, source)
+    assert RewardManager(TOKENIZER, 0)(batch).sum(-1).tolist() == [1.0, 0.0]

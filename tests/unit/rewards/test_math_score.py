@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from paceline.rewards.score import math
+from paceline.rewards.score.math_compare import compare, settle
 from paceline.rewards.score.math_grader import MathGrader, shared_grader
 from paceline.text import last_boxed
 
@@ -78,14 +79,14 @@ def test_the_last_box_is_found(text, answer):
     ],
 )
 def test_classic_normalisation_settles_it_without_any_process(gold, answer):
-    assert math._decided(gold, answer) is True
+    assert settle(compare(gold, answer), {}) is True
 
 
 @pytest.mark.parametrize(
     ("gold", "answer"), [("42", "43"), (r"\frac{1}{2}", "2"), ("10000", "1000"), ("0.5", "-0.5"), ("1", "1.0001")]
 )
 def test_plain_numbers_that_differ_are_wrong_without_any_process(gold, answer):
-    assert math._decided(gold, answer) is False
+    assert settle(compare(gold, answer), {}) is False
 
 
 EQUAL = [

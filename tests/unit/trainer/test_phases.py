@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.algorithms.kl import AdaptiveKLController, FixedKLController
+from paceline.config import ActorConfig
 from paceline.protocol import DataProto
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
@@ -17,6 +18,7 @@ from paceline.trainer.ppo.phases import (
     make_requests,
     rollout_mismatch,
 )
+from paceline.workers.losses import MiniBatch, actor_loss
 
 
 def collated(rows: int) -> dict:
@@ -130,6 +132,66 @@ def test_dealing_gives_each_shard_its_part_of_every_mini_batch() -> None:
         {"rows_per_shard": 1, "num_tokens": 3, "num_sequences": 2},
     ]
     assert dealt.meta_info["passes"] == 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3])  # three shards take two rows of padding
+@pytest.mark.parametrize(
+    ("mode", "loss"),
+    [
+        ("token-mean", -11 / 6),
+        ("seq-mean-token-sum", -11 / 3),
+        ("seq-mean-token-mean", -(1 + 3 + 2) / 3),
+        ("seq-mean-token-sum-norm", -11 / (3 * 3)),
+    ],
+)
+def test_an_empty_response_is_no_sequence_of_the_mini_batch(mode: str, loss: float, num_shards: int) -> None:
+    """Responses of 2, 0, 1 and 3 tokens; the surrogate of an unchanged policy is the negative advantage."""
+    lengths, advantages = torch.tensor([2, 0, 1, 3]), torch.tensor([1.0, 50.0, 3.0, 2.0])
+    mask = (torch.arange(3) < lengths[:, None]).long()
+    data = DataProto.from_dict(
+        tensors={
+            "attention_mask": mask,
+            "response_mask": mask,
+            "advantages": advantages[:, None].expand(4, 3).clone(),
+            "old_log_probs": torch.zeros(4, 3),
+        }
+    )
+    dealt = deal_mini_batches(data, rows_per_mini_batch=4, num_shards=num_shards)
+    [counts] = dealt.meta_info["mini_batches"]
+    assert (counts["num_tokens"], counts["num_sequences"]) == (6, 3)
+    loss_fn = actor_loss(ActorConfig(loss_agg_mode=mode), MiniBatch(**counts))
+    shares = []
+    for shard in dealt.chunk(num_shards):
+        output = {"log_probs": torch.zeros(len(shard), 3), "entropy": torch.zeros(len(shard), 3)}
+        shares.append(loss_fn(output, shard.batch)[0].item())
+    assert sum(shares) == pytest.approx(loss)
+
+
+def test_a_mini_batch_of_empty_responses_has_loss_and_metrics_of_zero() -> None:
+    mask = torch.zeros(2, 3, dtype=torch.long)
+    columns = {"advantages": torch.ones(2, 3), "old_log_probs": torch.zeros(2, 3)}
+    data = DataProto.from_dict(tensors={"attention_mask": mask, "response_mask": mask, **columns})
+    dealt = deal_mini_batches(data, rows_per_mini_batch=2, num_shards=1)
+    [counts] = dealt.meta_info["mini_batches"]
+    output = {"log_probs": torch.ones(2, 3), "entropy": torch.ones(2, 3)}
+    loss, metrics = actor_loss(ActorConfig(), MiniBatch(**counts))(output, dealt.batch)
+    assert [loss.item(), *(value.item() for value in metrics.values())] == [0.0] * (1 + len(metrics))
+    assert rollout_mismatch(data.union(DataProto.from_dict(tensors={"rollout_log_probs": torch.zeros(2, 3)}))) == {}
+
+
+def test_the_measured_kl_is_a_mean_over_responses_with_tokens() -> None:
+    """Two responses with a KL of 1 and 3 a token, and one without tokens."""
+    mask = torch.tensor([[1, 1], [1, 0], [0, 0]])
+    data = DataProto.from_dict(
+        tensors={
+            "response_mask": mask,
+            "token_level_scores": torch.zeros(3, 2),
+            "old_log_probs": torch.tensor([[1.0, 1.0], [3.0, 0.0], [9.0, 9.0]]),
+            "ref_log_prob": torch.zeros(3, 2),
+        }
+    )
+    _, metrics = apply_kl_penalty(data, FixedKLController(0.1))
+    assert metrics["actor/reward_kl_penalty"] == pytest.approx(2.0)
 
 
 def test_dealing_leaves_its_input_alone() -> None:

@@ -234,24 +234,6 @@ def test_the_forms_in_which_datasets_keep_tests(sandbox, ground_truth):
     assert score(ADD, ground_truth, sandbox=sandbox)["score"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("ground_truth", "message"),
-    [
-        ({}, "no inputs and no outputs"),
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
-        ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "must be lists of arguments"),
-        ("assert f(1 ==", "no Python"),
-        ({"asserts": ["assert f("]}, "no Python"),
-        ({"asserts": [" "]}, "none in it"),
-        (7, "must be a dict with tests"),
-    ],
-)
-def test_tests_that_are_none_are_the_datas_fault(ground_truth, message):
-    with pytest.raises(DataError, match=message):
-        code.compute_score(block("pass"), ground_truth)
-
-
 @needs_sandbox
 @pytest.mark.parametrize(
     ("test", "message"),

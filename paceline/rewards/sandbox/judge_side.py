@@ -19,7 +19,6 @@ import builtins
 import importlib
 import json
 import os
-import random
 import sys
 
 from paceline.rewards.sandbox.plain_data import MalformedError, decode, encode
@@ -110,6 +109,7 @@ def _refuse(handle: Handle, *args: Any) -> Any:
 
 def _asking(name: str, kind: Callable[[Any], Any] | None) -> Callable[..., Any]:
     def ask(handle: Handle, *args: Any) -> Any:
+        handle._questions.driven.add(handle._made_by)
         answer = handle._questions.ask(handle._place, name, args, {})
         if kind is not None and isinstance(answer, Unknown):
             raise PendingError
@@ -120,6 +120,7 @@ def _asking(name: str, kind: Callable[[Any], Any] | None) -> Callable[..., Any]:
 
 for _name in LOUD:
     setattr(Handle, _name, _refuse)
+del Handle.__contains__  # type: ignore[attr-defined]  # Python then looks through the items, which are plain data
 for _name, _kind in zip(ASKED, (int, str, str, iter, None, None), strict=True):
     setattr(Handle, _name, _asking(_name, _kind))
 
@@ -348,7 +349,8 @@ def judge(task: dict[str, Any]) -> dict[str, Any]:
     questions = Questions(task["asked"], [_read(reply) for reply in task["replies"]])
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
-    random.seed(0)  # else the tests would ask something else each time
+    if any("random" in case for case in task["cases"]):  # else the tests would ask something else each time
+        importlib.import_module("random").seed(0)
     tests = Tests(questions, task["names"], task["library"])
     verdicts: list[bool] = []
     for number, case in enumerate(task["cases"]):

@@ -14,7 +14,6 @@ these lines as well as we, so their reader believes nothing but what a program m
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import os
 import re
@@ -36,6 +35,8 @@ _TYPING_NAMES = re.compile(r"\b(?:List|Dict|Set|Tuple|Optional|Union|Any|Callabl
 
 def fingerprint(text: str) -> str:
     """The same for texts that differ in spaces at the ends of lines and empty lines at the end only."""
+    import hashlib  # not every kind of test needs it, and each program waits for our imports
+
     lines = "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n")
     return hashlib.sha256(lines.encode("utf-8", "replace")).hexdigest()
 

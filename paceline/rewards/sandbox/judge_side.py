@@ -1,9 +1,9 @@
 """Runs the test code of a ground truth and says which tests passed. No line of the program under test runs here.
 
 Runs inside a jail of its own, as a script behind `plain_data.py`; imports nothing but the standard library. It reads
-JSON from standard input and writes JSON to standard output:
+JSON from standard input, and writes a line of JSON to standard output for each of `runs`:
 
-    {"cases", "names", "library", "asked", "replies"}  ->  {"verdicts", "questions"} or {"unsupported"}
+    {"cases", "names", "library", "runs": [[asked, replies], ...]}  ->  {"verdicts", "questions"} or {"unsupported"}
 
 A name of the program stands for questions: what would a call of it return? `asked` and `replies` are those of one
 run of the program, which is over. While its questions are those, in that order, a test gets the answers: plain data, or a
@@ -217,7 +217,11 @@ class Questions:
 
 def _reference(value: Any) -> Any:
     if type(value) in (Unknown, Handle):
-        return {"type": "object", "value": value._place} if value._number is None else {"type": "answer", "value": value._number}
+        return (
+            {"type": "object", "value": value._place}
+            if value._number is None
+            else {"type": "answer", "value": value._number}
+        )
     what = f"the program's {value.name}" if type(value) is Callee else f"a {type(value).__name__}"
     raise UnsupportedError(f"it passes {what} to the program; only plain data can be passed")
 
@@ -345,10 +349,9 @@ class Tests:
         return isinstance(value, type(os)) or (name in self.known and self.known[name] is value)
 
 
-def judge(task: dict[str, Any]) -> dict[str, Any]:
-    questions = Questions(task["asked"], [_read(reply) for reply in task["replies"]])
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)
+def judge(task: dict[str, Any], asked: list[Any], replies: list[Any]) -> dict[str, Any]:
+    questions = Questions(asked, replies)
+    UnsupportedError.reasons.clear()
     if any("random" in case for case in task["cases"]):  # else the tests would ask something else each time
         importlib.import_module("random").seed(0)
     tests = Tests(questions, task["names"], task["library"])
@@ -378,8 +381,11 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    with os.fdopen(out, "w") as file:
-        json.dump(judge(task), file)
+    runs = [(asked, [_read(reply) for reply in replies]) for asked, replies in task["runs"]]
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    for asked, replies in runs:
+        os.write(out, (json.dumps(judge(task, asked, replies)) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -225,7 +225,9 @@ def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
     """Names that test code uses and does not define: those of the program, and those of the library with modules."""
     tree = _parsed(code)
     free = _free_names(code, tree)
-    bases = {node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    bases = {
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
     library = {name: name for name in free & bases if name in sys.stdlib_module_names and name not in fn_names}
     rest = free - set(library)
     if fn_names:
@@ -265,7 +267,9 @@ def _free_names(code: str, tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             if node.module not in COMMON_MODULES:
-                raise DataError(f"The tests in a ground truth of code import * from {node.module}. Name what they need.")
+                raise DataError(
+                    f"The tests in a ground truth of code import * from {node.module}. Name what they need."
+                )
             own |= set(_public(node.module))
     return {
         symbol.get_name()

@@ -35,7 +35,12 @@ OBJECTS = {
     "number_that_equals": (
         "class E(int):\n    __eq__ = __le__ = __ge__ = lambda s, o: True\n    __hash__ = int.__hash__\n"
         "def f(x): return E(7)",
-        ["assert f(1) == 42", "assert f(1) >= 42", "assert 42 <= f(1)", {"fn_name": "f", "inputs": [[1]], "outputs": [42]}],
+        [
+            "assert f(1) == 42",
+            "assert f(1) >= 42",
+            "assert 42 <= f(1)",
+            {"fn_name": "f", "inputs": [[1]], "outputs": [42]},
+        ],
     ),
     "hash": (
         f"class E:\n    __hash__ = lambda s: hash({SECRET[:4]!r})\n    __eq__ = lambda s, o: True\ndef f(x): return E()",
@@ -136,7 +141,10 @@ EXITS = {
     ),
     "system_exit_for_an_exception": (
         "def f(x): raise SystemExit",
-        ["try:\n    f(-1)\n    assert False\nexcept Exception:\n    pass", "try:\n    f(-1)\n    assert False\nexcept:\n    pass"],
+        [
+            "try:\n    f(-1)\n    assert False\nexcept Exception:\n    pass",
+            "try:\n    f(-1)\n    assert False\nexcept:\n    pass",
+        ],
     ),
     "stop_iteration": (
         "def f(x): raise StopIteration",
@@ -384,10 +392,16 @@ WRITING = {
 BURDENS = {
     "endless": "def f(x):\n    while True: pass\nf(1)",
     "sleeps": "import time\ndef f(x): time.sleep(600)\nf(1)",
-    "endless_iterator": ("import itertools\ndef f(x): return itertools.count()", ["assert list(f(1)) == [1]", "assert 7.5 in f(1)"]),
+    "endless_iterator": (
+        "import itertools\ndef f(x): return itertools.count()",
+        ["assert list(f(1)) == [1]", "assert 7.5 in f(1)"],
+    ),
     "deep": "def f(x):\n    x = []\n    for _ in range(100_000): x = [x]\n    return x",
     "own_inside": "def f(x):\n    x = []\n    x.append(x)\n    return x",
-    "huge_number": ("def f(x): return 1 << 8_000_000", ["assert f(1) == 1.5", {"fn_name": "f", "inputs": [[1]], "outputs": [0.5]}]),
+    "huge_number": (
+        "def f(x): return 1 << 8_000_000",
+        ["assert f(1) == 1.5", {"fn_name": "f", "inputs": [[1]], "outputs": [0.5]}],
+    ),
     "huge_text": "def f(x): return 'x' * (64 << 20)\nprint(f(1))",
     "colliding_hashes": (
         "def f(x): return {(2 ** 61 - 1) * n for n in range(50_000)}",

@@ -410,6 +410,16 @@ def test_the_program_is_not_given_what_is_expected():
     assert not any(SECRET in program.code + program.stdin for program in seen)
 
 
+@needs_sandbox
+def test_answers_that_stop_the_judge_leave_those_judged_with_them(sandbox):
+    """Four programs with one ground truth are judged in one run, unless it does not come to its end."""
+    tests = ["def slow(n):\n    while n: pass\n    return True\nassert slow(f(1) - 1)", "assert f(2) == 2"]
+    sources = ["def f(x): return x", "def f(x): return 7", "def f(x): return x", "def f(x): return 1"]
+    results = code.compute_scores([block(source) for source in sources], [tests] * 4, [None] * 4, sandbox=sandbox)
+    assert [result["score"] for result in results] == [1.0, 0.0, 1.0, 0.5]
+    assert [result["timeout"] for result in results] == [False, True, False, False]
+
+
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 

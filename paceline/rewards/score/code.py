@@ -231,7 +231,7 @@ def _has_call(node: ast.AST) -> bool:
 
 
 class _Trial:
-    """A program, its tests and the runs that lead to a verdict: of the program, and of the judge if there is test code."""
+    """A program, its tests, and the runs that lead to a verdict: of the program, and of a judge of its test code."""
 
     def __init__(self, code: str, tests: CodeTests, stop_at_first_failure: bool) -> None:
         self.code = code

@@ -247,7 +247,7 @@ def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
         )
     if not program:
         raise DataError(
-            f"The tests in a ground truth of code use no name of the program ({_listed(fn_names) or 'no fn_name given'}): "
+            f"The tests in a ground truth of code use no name of the program (fn_name: {_listed(fn_names) or 'none'}): "
             f"{code[:200]!r}."
         )
     caught = [node.type for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.type is not None]
@@ -296,7 +296,7 @@ def _common_names() -> frozenset[str]:
 
 
 def _refuse_helpers(tree: ast.Module, functions: set[str]) -> None:
-    """Raise if one function of the program judges another: what it is given, or compared with, is the other's result."""
+    """Raise if one function of the program judges another: what it is given, or compared with, is the other's."""
     if len(functions) < 2:
         return
     defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -328,9 +328,9 @@ def _refuse_helpers(tree: ast.Module, functions: set[str]) -> None:
             pair = set[str]().union(*sides) if any(side != sides[0] for side in sides) else set()
         if pair:
             raise DataError(
-                f"A test in a ground truth of code lets functions judge each other, {_listed(pair)}, and does not define "
-                f"them: {ast.unparse(node)[:200]!r}. Define or import the helper in the tests, or, if the program has to "
-                "define them all, list them in `fn_name`."
+                f"A test in a ground truth of code lets functions judge each other, {_listed(pair)}, and does not "
+                f"define them: {ast.unparse(node)[:200]!r}. Define or import the helper in the tests, or, if the "
+                "program has to define them all, list them in `fn_name`."
             )
 
 

@@ -127,6 +127,17 @@ class RLHFDataset(torch.utils.data.Dataset):
             ]
         return [labels[row] for row in self._rows]
 
+    def ground_truth(self, item: int) -> Any:
+        """The `ground_truth` of one prompt, or None."""
+        row = int(self._rows[item])
+        source = self._source_of(row)
+        label = source.table.column("reward_model")[row - source.first].as_py()
+        return label.get("ground_truth") if isinstance(label, dict) else None
+
+    def place(self, item: int) -> str:
+        """Where a prompt comes from, for messages."""
+        return self._describe(int(self._rows[item]))
+
     def _source_of(self, row: int) -> Source:
         firsts = [source.first for source in self._sources]
         return self._sources[int(np.searchsorted(firsts, row, side="right")) - 1]

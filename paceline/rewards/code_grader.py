@@ -52,7 +52,7 @@ class CodeGrader:
 def code_scorer(config: SandboxConfig) -> Scorer:
     """The scorer to give a RewardManager for each of CODE_SOURCES."""
     grader = CodeGrader(config)
-    return Scorer(grader, grader.many, grader.check)
+    return Scorer(grader, grader.many, grader.check, code.check_ground_truth)
 
 
 def _url(config: SandboxConfig) -> str | None:

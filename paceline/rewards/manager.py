@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from paceline.config.reward import read_weights
+from paceline.errors import DataError
 from paceline.rewards.combine import Weights, add_model_scores, at_last_token
 from paceline.rewards.coverage import Coverage, ground_truth, wants_model
 from paceline.rewards.functions import RewardFunction, Row
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["RewardManager"]
 
 logger = logging.getLogger(__name__)
+
+MOST_SHOWN = 10
+"""Rows with a bad ground truth that a message shows."""
 
 
 class RewardManager:
@@ -140,6 +144,32 @@ class RewardManager:
             checks = [scorer.check for source in graded if (scorer := self._scorer(source)) and scorer.check]
             for check in dict.fromkeys(checks):
                 check()
+
+    def check_truths(
+        self,
+        data_sources: Sequence[Any],
+        reward_models: Sequence[Any],
+        truth_of: Callable[[int], Any],
+        place_of: Callable[[int], str] = "row {}".format,
+    ) -> None:
+        """Raise a DataError that lists rows whose ground truth their scorer could not use.
+
+        `truth_of(row)` is asked only where a scorer has such a check; `place_of(row)` names the row in the message.
+        """
+        problems = []
+        for row, (source, reward_model) in enumerate(zip(data_sources, reward_models, strict=True)):
+            scorer = None if self.compute_score is not None else self._scorer(source)
+            if scorer is not None and scorer.check_truth is not None and self.has_rule(source, reward_model):
+                try:
+                    scorer.check_truth(truth_of(row))
+                except DataError as error:
+                    problems.append(f"{place_of(row)} ({self.reward_fn_key}={source!r}): {error}")
+        if problems:
+            shown = "\n".join(f"  {number}. {text}" for number, text in enumerate(problems[:MOST_SHOWN], 1))
+            more = f"\n  and {len(problems) - MOST_SHOWN} more" if len(problems) > MOST_SHOWN else ""
+            raise DataError(
+                f"{len(problems)} of {len(data_sources)} rows have a ground truth that can't be used:\n{shown}{more}"
+            )
 
     def _coverage(self, sources: Sequence[Any], reward_models: Sequence[Any], has_model: bool) -> Coverage:
         has_rule = [self.has_rule(*pair) for pair in zip(sources, reward_models, strict=True)]

@@ -38,6 +38,8 @@ class Scorer:
     many: BatchScoreFn | None = None
     check: Callable[[], None] | None = None
     """Called once before a run whose data has the source: raises if the scorer can't work."""
+    check_truth: Callable[[Any], None] | None = None
+    """Called before a run for every ground truth of the source: raises a `DataError` if it is of no use."""
 
 
 _SCORERS: dict[str, Scorer] = {}
@@ -125,4 +127,4 @@ for _name in ("math_dapo", "aime", *_AIME):
 for _name in ("Rowan/hellaswag", "hellaswag"):
     register_scorer(_name, hellaswag.compute_score, hellaswag.compute_scores)
 for _name in CODE_SOURCES:
-    register_scorer(_name, code.compute_score, code.compute_scores)
+    _SCORERS[_name] = Scorer(code.compute_score, code.compute_scores, check_truth=code.check_ground_truth)

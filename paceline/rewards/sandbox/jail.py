@@ -31,8 +31,11 @@ NICE_SECONDS = 0.5
 NICE = 5
 INSIDE_ID = 1000
 """The user and group that programs see."""
-NOBODY = 65534
-"""What they are outside, where root starts them. (Root's processes are exempt from the limit on their number.)"""
+FIRST_OUTSIDE_ID, NOBODY = 0x70000000, 65534
+"""What they are outside, where root starts them: each another one, since the kernel counts many things by user. (Root's
+processes are exempt from the limit on their number.) `nobody` in a container that has no such ids."""
+SOCKET_BYTES = 256 << 10
+"""What a socket may hold."""
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -47,48 +50,9 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 2
 PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 SECCOMP_MODE_FILTER = 2
 CAPABILITY_VERSION_3 = 0x20080522
-AF_UNIX = 1
 
-# Numbers of system calls; those from 424 on are the same everywhere.
-ARCHITECTURES = {
-    "x86_64": (0xC000003E, {
-        "clone": 56, "socket": 41, "socketpair": 53, "prlimit64": 302, "pivot_root": 155, "capset": 126,
-        "ptrace": 101, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
-        "mount": 165, "umount2": 166, "chroot": 161, "unshare": 272, "setns": 308,
-        "keyctl": 250, "add_key": 248, "request_key": 249, "bpf": 321, "perf_event_open": 298, "userfaultfd": 323,
-        "shmget": 29, "shmat": 30, "msgget": 68, "semget": 64, "mq_open": 240, "memfd_create": 319,
-        "name_to_handle_at": 303, "open_by_handle_at": 304, "fanotify_init": 300, "inotify_init": 253,
-        "inotify_init1": 294, "io_setup": 206, "vmsplice": 278,
-        "init_module": 175, "finit_module": 313, "delete_module": 176, "kexec_load": 246, "kexec_file_load": 320,
-        "reboot": 169, "swapon": 167, "swapoff": 168, "syslog": 103, "quotactl": 179, "acct": 163,
-        "settimeofday": 164, "clock_settime": 227, "adjtimex": 159, "clock_adjtime": 305, "sethostname": 170,
-        "setdomainname": 171, "personality": 135, "mbind": 237, "set_mempolicy": 238, "migrate_pages": 256,
-        "move_pages": 279, "ioperm": 173, "iopl": 172, "modify_ldt": 154, "uselib": 134, "lookup_dcookie": 212,
-    }),
-    "aarch64": (0xC00000B7, {
-        "clone": 220, "socket": 198, "socketpair": 199, "prlimit64": 261, "pivot_root": 41, "capset": 91,
-        "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
-        "mount": 40, "umount2": 39, "chroot": 51, "unshare": 97, "setns": 268,
-        "keyctl": 219, "add_key": 217, "request_key": 218, "bpf": 280, "perf_event_open": 241, "userfaultfd": 282,
-        "shmget": 194, "shmat": 196, "msgget": 186, "semget": 190, "mq_open": 180, "memfd_create": 279,
-        "name_to_handle_at": 264, "open_by_handle_at": 265, "fanotify_init": 262, "inotify_init1": 26, "io_setup": 0,
-        "vmsplice": 75,
-        "init_module": 105, "finit_module": 273, "delete_module": 106, "kexec_load": 104, "kexec_file_load": 294,
-        "reboot": 142, "swapon": 224, "swapoff": 225, "syslog": 116, "quotactl": 60, "acct": 89,
-        "settimeofday": 170, "clock_settime": 112, "adjtimex": 171, "clock_adjtime": 266, "sethostname": 161,
-        "setdomainname": 162, "personality": 92, "mbind": 235, "set_mempolicy": 237, "migrate_pages": 238,
-        "move_pages": 239, "lookup_dcookie": 18,
-    }),
-}  # fmt: skip
-NEW_CALLS = {
-    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
-    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "clone3": 435, "pidfd_getfd": 438,
-    "process_madvise": 440, "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447, "process_mrelease": 448,
-    "set_mempolicy_home_node": 450, "open_tree_attr": 467,
-}  # fmt: skip
-PARTLY_ALLOWED = ("clone", "socket", "socketpair", "prlimit64")
-ABSENT = ("clone3", "memfd_create", "io_uring_setup")
-"""Answered as by a kernel that does not have them, so that callers take another way."""
+CALLS: dict[str, int] = {}
+"""Numbers of system calls; the one who starts us knows them."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -106,23 +70,13 @@ def check(result: int, what: str) -> int:
 
 
 def system_call(name: str, *args: int | bytes | ctypes.Array[ctypes.c_char], what: str | None = None) -> int:
-    number = calls()[1][name]
     converted = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    return check(libc.syscall(ctypes.c_long(number), *converted), what or name)
+    return check(libc.syscall(ctypes.c_long(CALLS[name]), *converted), what or name)
 
 
 def prctl(option: int, *args: int) -> int:
     padded = [ctypes.c_ulong(arg) for arg in (*args, 0, 0, 0, 0)[:4]]
     return libc.prctl(ctypes.c_int(option), *padded)
-
-
-def calls() -> tuple[int, dict[str, int]]:
-    """The architecture as the filter sees it, and its numbers of system calls."""
-    machine = os.uname().machine
-    if machine not in ARCHITECTURES:
-        raise JailError(f"there is no system call filter for {machine}, only for {' and '.join(ARCHITECTURES)}")
-    token, numbers = ARCHITECTURES[machine]
-    return token, {**numbers, **NEW_CALLS}
 
 
 # -- outside ----------------------------------------------------------------------------------------------------------
@@ -139,6 +93,7 @@ def main() -> None:
     try:
         with open(0, "rb", closefd=False) as file:
             spec = marshal.load(file)
+        CALLS.update(spec["calls"])
         if os.getppid() != spec["parent"]:
             os._exit(1)
         os.setsid()
@@ -177,12 +132,24 @@ def start_keeper(spec: dict, status: int) -> int:
 
 def map_users(pid: int) -> None:
     root = os.geteuid() == 0
+    outside = outside_id(pid) if root else NOBODY
     if not root:
         write(f"/proc/{pid}/setgroups", "deny")
     for kind, own in (("uid", os.geteuid()), ("gid", os.getegid())):
         # Root builds the jail as itself (the interpreter may be in a folder that only root may enter), then leaves.
-        lines = f"0 {own} 1\n{INSIDE_ID} {NOBODY} 1" if root else f"{INSIDE_ID} {own} 1"
+        lines = f"0 {own} 1\n{INSIDE_ID} {outside} 1" if root else f"{INSIDE_ID} {own} 1"
         write(f"/proc/{pid}/{kind}_map", lines)
+
+
+def outside_id(pid: int) -> int:
+    """A user and group that no other jail has, if there are so many here."""
+    wanted = FIRST_OUTSIDE_ID + pid
+    for kind in ("uid", "gid"):
+        with open(f"/proc/self/{kind}_map") as file:
+            ranges = [[int(number) for number in line.split()] for line in file]
+        if not any(first <= wanted < first + count for first, _, count in ranges):
+            return NOBODY
+    return wanted
 
 
 def write(path: str, text: str) -> None:
@@ -324,7 +291,7 @@ def watch(spec: dict, status: int, program: int, proc: int, started: float) -> d
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.register(status, select.POLLIN)  # nobody sends: readable means closed
-    scan = Scan(proc)
+    scan = Scan(proc, limits["num_open_files"])
     while True:
         ready = [descriptor for descriptor, _ in poll.poll(TICK_SECONDS * 1000)]
         if status in ready:
@@ -350,8 +317,9 @@ def watch(spec: dict, status: int, program: int, proc: int, started: float) -> d
 class Scan:
     """What all processes inside, but the keeper, take."""
 
-    def __init__(self, proc: int) -> None:
+    def __init__(self, proc: int, num_open_files: int) -> None:
         self.proc = proc
+        self.num_open_files = num_open_files
         self.pids: list[int] = []
         self.waited_seconds = 0.0
         self._waited: dict[int, int] = {}
@@ -387,13 +355,32 @@ class Scan:
             os.close(descriptor)
 
     def memory_bytes(self, enough: int) -> int:
-        """Resident memory. Above `enough`, pages that processes share are counted once."""
+        """Resident memory and buffers of sockets. Above `enough`, pages that processes share are counted once."""
         page = resource.getpagesize()
         statm = [self._read(pid, "statm").split() for pid in self.pids]
+        sockets = self._num_sockets() * SOCKET_BYTES
         resident = sum(int(fields[1]) * page for fields in statm if len(fields) > 1)
-        if resident <= enough:
-            return resident
-        return sum(self._share(pid, page) for pid in self.pids)
+        if resident + sockets <= enough:
+            return resident + sockets
+        return sum(self._share(pid, page) for pid in self.pids) + sockets
+
+    def _num_sockets(self) -> int:
+        found, hidden = set(), 0
+        for pid in self.pids:
+            try:
+                folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
+            except PermissionError:  # it shows nobody what it has open
+                hidden += self.num_open_files
+                continue
+            except OSError:
+                continue
+            try:
+                found.update(os.readlink(name, dir_fd=folder) for name in os.listdir(folder))
+            except OSError:  # closed since
+                pass
+            finally:
+                os.close(folder)
+        return sum(name.startswith("socket:") for name in found) + hidden
 
     def _share(self, pid: int, page: int) -> int:
         for line in self._read(pid, "smaps_rollup").splitlines():
@@ -440,48 +427,18 @@ def become_program(spec: dict, stdin: int, failure: int) -> None:
         ):
             resource.setrlimit(kind, (soft, hard))
         prctl(PR_SET_DUMPABLE, 1)
-        filter_system_calls()
+        filter_system_calls(spec["filter"])
         os.execve(spec["python"], [spec["python"], "-s", "-P", "-B", spec["script"]], spec["environment"])
     except BaseException as error:
         os.write(failure, str(error).encode()[:4000])
     os._exit(127)
 
 
-def filter_system_calls() -> None:
-    code = b"".join(struct.pack("=HBBI", *line) for line in filter_program())
+def filter_system_calls(code: bytes) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("@HP", len(code) // 8, ctypes.addressof(buffer))
     holder = ctypes.create_string_buffer(program, len(program))
     check(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(holder)), "filtering system calls")
-
-
-def filter_program() -> list[tuple[int, int, int, int]]:
-    """Instructions of the kernel's packet filter: (operation, steps if true, steps if false, operand)."""
-    load, equal, greater_equal, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, kill = 0x7FFF0000, 0x80000000
-    token, numbers = calls()
-
-    def refuse(number: int) -> tuple[int, int, int, int]:
-        return (give, 0, 0, 0x00050000 | number)
-
-    def argument(index: int) -> tuple[int, int, int, int]:
-        return (load, 0, 0, 16 + 8 * index)  # the lower half: both architectures are little-endian
-
-    own_ways = {
-        "clone": [argument(0), (any_bit, 0, 1, ALL_NAMESPACES), refuse(errno.EPERM)],
-        "socket": [argument(0), (equal, 1, 0, AF_UNIX), refuse(errno.EPERM)],
-        "socketpair": [argument(0), (equal, 1, 0, AF_UNIX), refuse(errno.EPERM)],
-        "prlimit64": [argument(0), (equal, 1, 0, 0), refuse(errno.EPERM)],
-    }
-    lines = [(load, 0, 0, 4), (equal, 1, 0, token), (give, 0, 0, kill), (load, 0, 0, 0)]
-    lines += [(greater_equal, 0, 1, 0x40000000), (give, 0, 0, kill)]  # the x32 interface has other numbers
-    for name, number in numbers.items():
-        if name in PARTLY_ALLOWED:
-            body = [*own_ways[name], (give, 0, 0, allow)]
-        else:
-            body = [refuse(errno.ENOSYS if name in ABSENT else errno.EPERM)]
-        lines += [(equal, 0, len(body), number), *body]
-    return [*lines, (give, 0, 0, allow)]
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from paceline.errors import ConfigError, SandboxUnavailableError
 from paceline.machine import num_cores
+from paceline.rewards.sandbox.system_calls import ARCHITECTURES, call_numbers, filter_code
 from paceline.rewards.sandbox.types import Program, RunResult, RunStatus, SandboxLimits
 
 __all__ = ["LocalSandbox"]
@@ -33,6 +34,8 @@ MOST_PER_CORE = 16
 BUSY_FACTOR = 2
 """With all waiting for a core of a busy machine, a program may take so many times its wall time."""
 PROBE_SECONDS = 60
+PAUSES_SECONDS = (0.2, 1.0)
+"""Before further attempts, where a jail failed."""
 GRACE_SECONDS = 10.0
 """How long after the last moment at which it would end its program a jail that does not answer is killed."""
 
@@ -66,6 +69,8 @@ class LocalSandbox:
         self._checking = threading.Lock()
         self._checked = False
         self._files = _visible_files()
+        if hasattr(os, "uname") and os.uname().machine in ARCHITECTURES:
+            self._files.update(calls=call_numbers(), filter=filter_code())
 
     def check(self) -> None:
         """Raise a `SandboxUnavailableError` unless programs can be isolated here."""
@@ -74,6 +79,10 @@ class LocalSandbox:
                 return
             if not sys.platform.startswith("linux"):
                 raise SandboxUnavailableError(_refusal(f"this is {sys.platform}, not Linux"))
+            if "filter" not in self._files:
+                known = " and ".join(ARCHITECTURES)
+                found = f"there is no system call filter for {os.uname().machine}, only for {known}"
+                raise SandboxUnavailableError(_refusal(found))
             # Whether it can be isolated must not depend on how busy the machine is.
             patient = replace(self.limits, wall_seconds=PROBE_SECONDS, cpu_seconds=PROBE_SECONDS)
             result = self._run(Program("print(6 * 7)"), patient)
@@ -83,9 +92,14 @@ class LocalSandbox:
             self._checked = True
 
     def run(self, program: Program) -> RunResult:
-        """Run one program to its end, or to its limits."""
+        """Run one program to its end, or to its limits; again if the jail fails, which is no fault of the program's."""
         self.check()
         with self._places:
+            for pause in PAUSES_SECONDS:
+                result = self._run(program, self.limits)
+                if result.status != "sandbox_error":
+                    return result
+                time.sleep(pause)
             return self._run(program, self.limits)
 
     def run_many(self, programs: Sequence[Program]) -> list[RunResult]:

@@ -19,21 +19,28 @@ import json
 import math
 import os
 import re
-import secrets
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from paceline.errors import ConfigError, DataError
-from paceline.rewards.sandbox import LocalSandbox, Program, RemoteSandbox, RunResult, Sandbox, case_runner
+from paceline.errors import ConfigError
+from paceline.rewards.sandbox import LocalSandbox, Program, RemoteSandbox, RunResult, Sandbox
+from paceline.rewards.sandbox.program_side import fingerprint
+from paceline.rewards.score.code_runs import first_questions, judge_run, program_run, read_verdicts, split_judge_run
+from paceline.rewards.score.code_tests import CodeTests, read_tests
 
-__all__ = ["SANDBOX_URL", "compute_score", "compute_scores", "extract_program", "set_sandbox", "shared_sandbox"]
+__all__ = [
+    "SANDBOX_URL",
+    "check_ground_truth",
+    "compute_score",
+    "compute_scores",
+    "extract_program",
+    "matches",
+    "set_sandbox",
+    "shared_sandbox",
+]
 
 Mode = Literal["fraction", "all"]
-Kind = Literal["stdin", "call", "assert"]
 
 SANDBOX_URL = "PACELINE_SANDBOX_URL"
 """The environment variable that names a remote sandbox; without it, programs run in jails on this machine."""
@@ -42,6 +49,10 @@ _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)")
 _PYTHON = ("python", "python3", "py")
 _LONGEST_PLAIN_PROGRAM = 20_000
 _LEAST_PRINTED_BYTES = 1 << 20
+_MOST_ROUNDS = 20
+"""A test whose calls depend on earlier results takes a run of the program for each step, but no more."""
+_MOST_TOGETHER = 16
+"""Programs that one judge takes."""
 _CLOSE = {"rel_tol": 1e-9, "abs_tol": 1e-12}
 
 _lock = threading.Lock()
@@ -109,26 +120,63 @@ def compute_scores(
     trials: dict[int, _Trial] = {}
     for row, (solution, ground_truth) in enumerate(zip(solutions, ground_truths, strict=True)):
         try:
-            tests = _read_tests(ground_truth)
-        except DataError as error:
+            tests = read_tests(ground_truth)
+            code = extract_program(solution)
+        except Exception as error:  # one row's trouble stays its own
             results.append(error)
             continue
-        code = extract_program(solution)
         if code is not None:
             trials[row] = _Trial(code, tests, stop_at_first_failure=mode == "all")
         results.append(_result(0.0, extracted=False))
-    if trials:
-        sandbox = sandbox or shared_sandbox()
-        runs = sandbox.run_many([trial.program() for trial in trials.values()])
-        for (row, trial), run in zip(trials.items(), runs, strict=True):
-            try:
-                passed, timeout = trial.judge(run)
-            except (DataError, RuntimeError) as error:
-                results[row] = error
-                continue
-            share = passed / len(trial.tests.cases)
-            results[row] = _result(float(share == 1) if mode == "all" else share, share=share, timeout=timeout)
+    sandbox = sandbox or (shared_sandbox() if trials else None)
+    if sandbox is None:
+        return results
+    with_test_code = {row: trial.tests for row, trial in trials.items() if trial.tests.kind == "assert"}
+    for row, first in zip(with_test_code, first_questions(list(with_test_code.values()), sandbox), strict=True):
+        if isinstance(first, Exception):
+            results[row] = first
+            del trials[row]
+        else:
+            trials[row].ask_first(first)
+    while trials:
+        groups = _groups(trials)
+        runs = sandbox.run_many([_next_run([trials[row] for row in group]) for group in groups])
+        for group, run in zip(groups, runs, strict=True):
+            for row, own in zip(group, split_judge_run(run, len(group)) or [None] * len(group), strict=True):
+                try:
+                    passed = trials[row].take(own)
+                except Exception as error:
+                    results[row] = error
+                else:
+                    if passed is None:
+                        continue
+                    results[row] = trials[row].result(passed, mode)
+                del trials[row]
     return results
+
+
+def _groups(trials: dict[int, _Trial]) -> list[list[int]]:
+    """Rows that one run serves: each has its own for its program; a judge takes those with the same test code."""
+    together: dict[Any, list[int]] = {}
+    for row, trial in trials.items():
+        together.setdefault(id(trial.tests) if trial.wants_judge and not trial.alone else ("row", row), []).append(row)
+    return [
+        rows[start : start + _MOST_TOGETHER]
+        for rows in together.values()
+        for start in range(0, len(rows), _MOST_TOGETHER)
+    ]
+
+
+def _next_run(trials: Sequence[_Trial]) -> Program:
+    if trials[0].wants_judge:
+        return judge_run(trials[0].tests, [(trial.questions, trial.replies or []) for trial in trials])
+    [trial] = trials
+    return trial.program()
+
+
+def check_ground_truth(ground_truth: Any) -> None:
+    """Raise a `DataError` if a ground truth can't tell right programs from wrong ones. Runs nothing."""
+    read_tests(ground_truth)
 
 
 def _result(score: float, *, share: float = 0.0, extracted: bool = True, timeout: bool = False) -> dict[str, Any]:
@@ -182,162 +230,117 @@ def _has_call(node: ast.AST) -> bool:
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
 
 
-@dataclass(frozen=True)
-class _Tests:
-    kind: Kind
-    cases: list[Any]
-    expected: list[Any]
-    """As many as cases; nothing for assertions, which hold it themselves."""
-    fn_name: str | None = None
-
-
-def _read_tests(ground_truth: Any) -> _Tests:
-    value = _plain(ground_truth)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            value = {"asserts": value}
-    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
-        value = {"inputs": [item.get("input") for item in value], "outputs": [item.get("output") for item in value]}
-    elif isinstance(value, list):
-        value = {"asserts": value}
-    if not isinstance(value, dict):
-        raise DataError(f"The ground truth of code must be a dict with tests, or its JSON, not {str(value)[:80]!r}.")
-    if value.get("asserts"):
-        return _read_asserts(value["asserts"])
-    inputs = value.get("inputs", value.get("input"))
-    outputs = value.get("outputs", value.get("output"))
-    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
-        raise DataError(
-            f"The ground truth of code has {_count(inputs)} inputs and {_count(outputs)} outputs (keys: "
-            f"{', '.join(map(str, value)) or 'none'}). Give `inputs` and `outputs`, lists of one length, or `asserts`."
-        )
-    fn_name = value.get("fn_name")
-    if not fn_name:
-        return _Tests("stdin", [_text(item) for item in inputs], [_text(item) for item in outputs])
-    if not all(isinstance(arguments, list) for arguments in inputs):
-        raise DataError(f"`inputs` of fn_name={fn_name!r} must be lists of arguments, such as [[1, 2], [3, 4]].")
-    return _Tests("call", inputs, outputs, fn_name=str(fn_name))
-
-
-def _read_asserts(asserts: Any) -> _Tests:
-    """A string is cut at its assertions, each with the lines before it; a list is taken as it is."""
-    if isinstance(asserts, str):
-        try:
-            body = ast.parse(asserts).body
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise DataError(f"The assertions of the ground truth are no Python: {error}.") from None
-        lines = asserts.splitlines(keepends=True)
-        ends = [node.end_lineno or 0 for node in body if isinstance(node, ast.Assert)]
-        ends = sorted(set(ends))
-        if not ends or ends[-1] < (body[-1].end_lineno or 0):
-            ends = [*ends[:-1], len(lines)] if ends else [len(lines)]
-        cases = ["".join(lines[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
-    else:
-        cases = [str(item) for item in asserts] if isinstance(asserts, list) else []
-    cases = [case for case in cases if case.strip()]
-    if not cases:
-        raise DataError("The ground truth of code has `asserts`, but none in it. Give a string or a list of strings.")
-    for case in cases:
-        try:
-            ast.parse(case)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise DataError(f"An assertion of the ground truth is no Python: {error}: {case[:200]!r}.") from None
-    return _Tests("assert", cases, [])
-
-
-def _plain(value: Any) -> Any:
-    """Lists for numpy arrays, which is how parquet columns arrive."""
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _text(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _count(values: Any) -> int | str:
-    return len(values) if isinstance(values, list) else "no"
-
-
 class _Trial:
-    """One program and its tests."""
+    """A program, its tests, and the runs that lead to a verdict: of the program, and of a judge of its test code."""
 
-    def __init__(self, code: str, tests: _Tests, stop_at_first_failure: bool) -> None:
+    def __init__(self, code: str, tests: CodeTests, stop_at_first_failure: bool) -> None:
         self.code = code
         self.tests = tests
-        self.stop_at_first_failure = stop_at_first_failure
-        self.nonce = secrets.token_hex(16)
+        self.stop_at_first_failure = stop_at_first_failure and tests.kind != "assert"
+        self.timeout = False
+        self.questions = tests.cases
+        self.replies: list[str] | None = None
+        self.num_rounds = 0
+        self.alone = False
+        """Is not judged together with others."""
 
-    def program(self) -> Program:
-        expected_bytes = max((4 * len(text) for text in self.tests.expected), default=0) if self._prints else 0
-        task = {
-            "code": self.code,
-            "kind": self.tests.kind,
-            "cases": self.tests.cases,
-            "fn_name": self.tests.fn_name,
-            "output_bytes": max(_LEAST_PRINTED_BYTES, 2 * expected_bytes),
-            "stop_at_first_failure": self.stop_at_first_failure,
-            "nonce": self.nonce,
-        }
-        return Program(_runner_source(), stdin=json.dumps(task))
-
-    def judge(self, run: RunResult) -> tuple[int, bool]:
-        """How many tests passed, and whether time ran out."""
-        if run.status == "sandbox_error":
-            raise RuntimeError(f"The sandbox failed: {run.message or run.stderr[-500:]}")
-        passed: set[int] = set()
-        timeout = run.status == "timeout"
-        done = False
-        for line in run.stdout.splitlines():
-            outcome = _outcome(line)
-            if outcome is None or outcome.get("nonce") != self.nonce:
-                continue
-            done = done or bool(outcome.get("done"))
-            if "unsupported" in outcome:
-                raise DataError(f"A test can't be judged: {outcome['unsupported']}.")
-            timeout = timeout or bool(outcome.get("timeout"))
-            if "case" in outcome and self._is_right(outcome):
-                passed.add(outcome["case"])
-        if not done and (run.status == "ok" or (run.status == "error" and (run.exit_code or 0) > 0)):
-            # A program can end the judging process, by a signal, but not make it fail.
-            raise RuntimeError(f"The sandbox gave no verdict: {run.stderr[-500:] or run.stdout[-500:]!r}")
-        return len(passed), timeout
+    def ask_first(self, questions: list[Any]) -> None:
+        """Begin with what test code asks before it has any answer."""
+        self.questions = questions
 
     @property
-    def _prints(self) -> bool:
-        return self.tests.kind == "stdin"
+    def wants_judge(self) -> bool:
+        return self.replies is not None
 
-    def _is_right(self, outcome: dict[str, Any]) -> bool:
+    def program(self) -> Program:
+        longest = max((4 * len(text) for text in self.tests.expected), default=0) if self.tests.kind == "stdin" else 0
+        return program_run(
+            self.code,
+            "stdin" if self.tests.kind == "stdin" else "calls",
+            self.questions,
+            output_bytes=max(_LEAST_PRINTED_BYTES, 2 * longest),
+            stop_at_first_failure=self.stop_at_first_failure,
+        )
+
+    def take(self, run: RunResult | None) -> int | None:
+        """How many tests passed, or None if another run has to follow. Without a result, that is one of its own."""
+        if run is None:
+            self.alone = True
+            return None
+        if run.status == "sandbox_error":
+            raise RuntimeError(f"The sandbox failed: {run.message or run.stderr[-500:]}")
+        if self.wants_judge:
+            return self._take_verdicts(run)
+        self.timeout = self.timeout or run.status == "timeout"
+        replies = _replies(run.stdout, len(self.questions))
+        stopped = self.stop_at_first_failure and any("ended" in _read(reply) for reply in replies)
+        if (
+            not all(replies)
+            and not stopped
+            and (run.status == "ok" or (run.status == "error" and (run.exit_code or 0) > 0))
+        ):
+            # A program can end the process that runs it, by a signal, but not make it fail.
+            raise RuntimeError(f"The sandbox gave no answer: {run.stderr[-500:] or run.stdout[-500:]!r}")
         if self.tests.kind == "assert":
-            return outcome.get("passed") is True
-        expected = self.tests.expected[outcome["case"]]
-        if self._prints:
-            return outcome.get("printed") == case_runner.fingerprint(expected)
-        if "returned" not in outcome:
+            self.replies = replies
+            self.timeout = self.timeout or any(_read(reply).get("timeout") is True for reply in replies)
+            return None
+        passed = 0
+        for reply, expected in zip(map(_read, replies), self.tests.expected, strict=True):
+            self.timeout = self.timeout or reply.get("timeout") is True
+            passed += self._is_right(reply, expected)
+        return passed
+
+    def _take_verdicts(self, run: RunResult) -> int | None:
+        self.num_rounds += 1
+        if run.status in ("timeout", "memory", "output"):  # without answers the tests came to their end: these did it
+            self.timeout = self.timeout or run.status == "timeout"
+            return 0
+        verdicts, questions = read_verdicts(run)
+        if len(verdicts) == len(self.tests.cases):
+            return sum(verdicts)
+        if self.num_rounds == _MOST_ROUNDS:
+            self.timeout = True
+            return sum(verdicts)
+        self.questions, self.replies = questions, None
+        return None
+
+    def result(self, num_passed: int, mode: Mode) -> dict[str, Any]:
+        share = num_passed / len(self.tests.cases)
+        return _result(float(share == 1) if mode == "all" else share, share=share, timeout=self.timeout)
+
+    def _is_right(self, reply: dict[str, Any], expected: Any) -> bool:
+        if self.tests.kind == "stdin":
+            return reply.get("printed") == fingerprint(expected)
+        if "returned" not in reply:
             return False
         # APPS and TACO write each result in a list of its own.
         wrapped = all(isinstance(value, list) and len(value) == 1 for value in self.tests.expected)
-        returned = outcome["returned"]
-        return _matches(returned, expected) or (wrapped and _matches(returned, expected[0]))
+        returned = reply["returned"]
+        return matches(returned, expected) or (wrapped and matches(returned, expected[0]))
 
 
-def _outcome(line: str) -> dict[str, Any] | None:
+def _replies(stdout: str, count: int) -> list[str]:
+    """What the program's side wrote, or would have us believe it did, by number; nothing for what is missing."""
+    replies = [""] * count
+    for line in stdout.split("\n"):
+        outcome = _read(line)
+        number, reply = outcome.get("number"), outcome.get("reply")
+        if type(number) is int and 0 <= number < count and isinstance(reply, str):
+            replies[number] = replies[number] or reply
+    return replies
+
+
+def _read(text: str) -> dict[str, Any]:
     try:
-        outcome = json.loads(line)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return outcome if isinstance(outcome, dict) else None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
-def _matches(returned: Any, expected: Any) -> bool:
-    """Whether a result, in the form of `case_runner.encode`, equals an expected value, which was JSON.
+def matches(returned: Any, expected: Any) -> bool:
+    """Whether a result, in the form of `plain_data.encode`, equals an expected value, which was JSON.
 
     Tuples equal lists, and floats need be equal but for rounding. Goes no deeper than what is expected and hashes
     nothing but strings: whoever made the result may mean harm.
@@ -346,23 +349,25 @@ def _matches(returned: Any, expected: Any) -> bool:
     if isinstance(returned, dict):
         kind, returned = returned.get("type", "none"), returned.get("value")
     if isinstance(expected, list):
-        if kind not in (None, "tuple") or not isinstance(returned, list) or len(returned) != len(expected):
+        if kind not in (None, "tuple", "iterator") or not isinstance(returned, list) or len(returned) != len(expected):
             return False
-        return all(_matches(*pair) for pair in zip(returned, expected, strict=True))
+        return all(matches(*pair) for pair in zip(returned, expected, strict=True))
     if isinstance(expected, dict):
         if kind != "dict" or not isinstance(returned, list) or len(returned) != len(expected):
             return False
         pairs = {str(pair[0]): pair[1] for pair in returned if isinstance(pair, list) and len(pair) == 2}
-        return pairs.keys() == expected.keys() and all(_matches(pairs[key], expected[key]) for key in expected)
+        return pairs.keys() == expected.keys() and all(matches(pairs[key], expected[key]) for key in expected)
     if kind == "int":
         return isinstance(expected, int) and returned == hex(expected)
-    if kind is not None:
+    if kind is not None or isinstance(returned, list):
         return False
     if isinstance(expected, float) or (isinstance(returned, float) and isinstance(expected, int)):
-        return isinstance(returned, int | float) and math.isclose(returned, expected, **_CLOSE)
+        return isinstance(returned, int | float) and _is_close(returned, expected)
     return isinstance(returned, str | int | None) and returned == expected
 
 
-@cache
-def _runner_source() -> str:
-    return Path(case_runner.__file__).read_text(encoding="utf-8")
+def _is_close(one: float, other: float) -> bool:
+    try:
+        return math.isclose(one, other, **_CLOSE)
+    except OverflowError:  # an integer that no float can hold
+        return one == other

@@ -228,11 +228,13 @@ class RayPPOTrainer:
         return train, val
 
     def _check_sources(self, reward_fn: Any, dataset: Any, **options: Any) -> None:
-        """An unknown data source is an error now, not in the middle of the run."""
+        """An unknown data source, or a ground truth that is none, is an error now, not in the middle of the run."""
         if hasattr(reward_fn, "check") and hasattr(dataset, "column"):
             sources = dataset.column(self.config.data.reward_fn_key)
             labels = dataset.reward_labels() if hasattr(dataset, "reward_labels") else dataset.column("reward_model")
             reward_fn.check(sources, labels, **options)
+            if hasattr(reward_fn, "check_truths") and hasattr(dataset, "ground_truth"):
+                reward_fn.check_truths(sources, labels, dataset.ground_truth, dataset.place)
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch
 from paceline.errors import ConfigError, DataError
 from paceline.protocol import DataProto
 from paceline.rewards import RewardManager, known_sources
-from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits, case_runner
+from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits
 from paceline.rewards.score import code
+from tests.unit.rewards.code_cheats import SEARCH, SECRET, USUAL
 
 needs_sandbox = pytest.mark.usefixtures("isolation")
 LIMITS = SandboxLimits(cpu_seconds=1, wall_seconds=3.0, memory_bytes=192 << 20)
@@ -191,14 +191,14 @@ def test_methods_of_solution_are_found_with_the_names_of_typing(sandbox):
         (
             "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x)\n"
             "    def pop(self): return self.items.pop()\n    def __len__(self): return len(self.items)",
-            "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\nassert isinstance(s, Stack)\n"
+            "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert len(s) == 1\n"
             "assert s.items == [1]\ntry:\n    s.pop(); s.pop()\n    assert False\nexcept IndexError: pass",
             1.0,
         ),
         (
-            "class P:\n    def __init__(self, x): self.x = x\n    def __eq__(self, o): return self.x == o.x\n"
+            "class P:\n    def __init__(self, x): self.x = x\n    def __str__(self): return f'P({self.x})'\n"
             "def twice(p): return P(2 * p.x)",
-            "assert twice(P(2)) == P(4)\nassert twice(P(2)) != P(5)",
+            "assert twice(P(2)).x == 4\nassert str(twice(P(3))) == 'P(6)'",
             1.0,
         ),
     ],
@@ -227,28 +227,26 @@ def test_the_forms_in_which_datasets_keep_tests(sandbox, ground_truth):
     assert score(ADD, ground_truth, sandbox=sandbox)["score"] == 1.0
 
 
+@needs_sandbox
 @pytest.mark.parametrize(
-    ("ground_truth", "message"),
+    ("test", "message"),
     [
-        ({}, "no inputs and no outputs"),
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
-        ({"inputs": [], "outputs": []}, "0 inputs and 0 outputs"),
-        ({"fn_name": "f", "inputs": [1], "outputs": [1]}, "must be lists of arguments"),
-        ("assert f(1 ==", "no Python"),
-        ({"asserts": ["assert f("]}, "no Python"),
-        ({"asserts": [" "]}, "none in it"),
-        (7, "must be a dict with tests"),
+        ("assert f(lambda x: x) == 1", "passes a function to the program"),
+        ("assert f(f) == 1", "passes the program's f to the program"),
+        ("assert f == 1", "uses the program's f as a value"),
+        ("assert f.cache == {}", "use 'f', which they neither define nor import"),
+        ("assert Point.zero().x == 0", "takes .zero of the program's Point"),
+        ("assert Point(1) == Point(1)", "compares an object of the program's class Point"),
+        ("p = Point(1)\np.move()\nassert p", "compares an object of the program's class Point"),
+        ("assert isinstance(f(1), Point)", "takes .__bases__ of the program's Point|uses the program's Point"),
+        ("import numpy as np\nassert np.allclose(f(1), [1])", "fails before it calls the program: ModuleNotFound"),
+        (["assert f(1) == 1", "import math\nassert math.pi > 3"], "test 2.*asks nothing of the program"),
+        ("x = 1\nassert x == 1\nassert f(1) == 1", "test 1.*asks nothing of the program"),
     ],
 )
-def test_tests_that_are_none_are_the_datas_fault(ground_truth, message):
+def test_a_test_that_can_not_be_judged_is_an_error_not_a_zero(sandbox, test, message):
     with pytest.raises(DataError, match=message):
-        code.compute_score(block("pass"), ground_truth)
-
-
-@needs_sandbox
-def test_a_test_that_can_not_be_judged_is_an_error_not_a_zero(sandbox):
-    with pytest.raises(DataError, match="passes a function to the program"):
-        score("def f(k): return k(1)", "assert f(lambda x: x) == 1", sandbox=sandbox)
+        score("class Point: pass\ndef f(k): return 1", test, sandbox=sandbox)
 
 
 def test_an_unknown_mode_is_refused():
@@ -256,111 +254,7 @@ def test_an_unknown_mode_is_refused():
         code.compute_scores([], [], [], mode="most")
 
 
-# -- fooling ----------------------------------------------------------------------------------------------------------
-
-SECRET = f"tok-{uuid.uuid4().hex}"
-F_TESTS = [
-    f"assert f(1) == {SECRET!r}",
-    {"fn_name": "f", "inputs": [[1]], "outputs": [SECRET]},
-    {"inputs": ["1"], "outputs": [SECRET]},
-]
-SEARCH = """
-    import gc, os, re, sys
-    pattern = re.compile("to" + "k-[0-9a-f]{32}")
-    def search(*roots):
-        seen, waiting = set(), [*roots, sys.modules, gc.get_objects()]
-        while waiting:
-            thing = waiting.pop()
-            if id(thing) in seen:
-                continue
-            seen.add(id(thing))
-            if isinstance(thing, bytes):
-                thing = thing.decode("latin-1")
-            if isinstance(thing, str) and pattern.search(thing):
-                return pattern.search(thing)[0]
-            waiting.extend(gc.get_referents(thing))
-        for top in ("/tmp", "/program", "."):
-            for name in os.listdir(top):
-                if pattern.search(open(os.path.join(top, name), errors="replace").read()):
-                    return pattern.search(open(os.path.join(top, name), errors="replace").read())[0]
-        for descriptor in range(256):
-            try:
-                os.set_blocking(descriptor, False)
-                os.lseek(descriptor, 0, 0)
-                found = pattern.search(os.read(descriptor, 1 << 20).decode("latin-1"))
-                if found:
-                    return found[0]
-            except OSError:
-                pass
-        return "nothing"
-    def f(x):
-        frame, frames = sys._getframe(), []
-        while frame:
-            frames += [frame.f_locals, frame.f_globals]
-            frame = frame.f_back
-        return search(x, *frames)
-    if __name__ == "__main__":
-        print(f(None))
-"""
-FOOLING = {
-    "exit": "import sys\nsys.exit(0)",
-    "hard_exit": "import os\nos._exit(0)",
-    "exit_in_call": "import os\ndef f(x): os._exit(0)",
-    "always_equal": """
-        class Equal(str):
-            def __eq__(self, other): return True
-            def __ne__(self, other): return False
-            def __hash__(self): return 0
-        def f(x): return Equal()
-        print(Equal())
-    """,
-    "opaque_equal": """
-        class Equal:
-            def __eq__(self, other): return True
-            def __getattr__(self, name): return lambda *a: True
-        def f(x): return Equal()
-    """,
-    "fake_results": """
-        import json, os
-        lines = "".join(json.dumps({"case": n, "passed": True, "returned": True}) + "\\n" for n in range(9))
-        lines += json.dumps({"done": True}) + "\\n"
-        for descriptor in range(256):
-            try:
-                os.write(descriptor, lines.encode())
-            except OSError:
-                pass
-        def f(x): return None
-    """,
-    "patched_builtins": """
-        import builtins, json, sys
-        builtins.AssertionError = ValueError
-        builtins.compile = lambda *a, **k: (lambda: None).__code__
-        builtins.exec = lambda *a, **k: None
-        builtins.isinstance = lambda *a: True
-        json.dumps = lambda value, **k: '{"passed": true, "returned": {"passed": true}}'
-        for module in list(sys.modules.values()):
-            if hasattr(module, "fingerprint"):
-                module.fingerprint = module.encode = lambda *a: True
-        def f(x): return True
-    """,
-    "looks_around": SEARCH,
-    "kills_the_judge": """
-        import os, signal
-        def f(x):
-            os.kill(-1, signal.SIGKILL)
-        f(1)
-    """,
-    "no_function": "f = print = None",
-}
-
-
-@needs_sandbox
-@pytest.mark.parametrize("source", FOOLING.values(), ids=FOOLING)
-def test_nothing_passes_but_the_right_answer(sandbox, source):
-    for test in F_TESTS:
-        result = score(source, test, sandbox=sandbox)
-        assert (result["score"], result["acc"], result["extracted"]) == (0.0, 0.0, True), test
-    assert score(ADD, ADD_TESTS, sandbox=sandbox)["score"] == 1.0
+# -- what programs can find and change ---------------------------------------------------------------------------------
 
 
 @needs_sandbox
@@ -377,11 +271,8 @@ def test_the_search_for_the_answer_would_find_one(sandbox):
 @needs_sandbox
 def test_names_of_the_tests_are_not_the_programs_to_change(sandbox):
     source = "expected = [1, 2]\nmath = None\nlen = lambda x: 2\ndef f(): return [1, 2]"
-    tests = (
-        "import math\nexpected = [3]\nassert expected == [3]\nassert f() == expected\nassert math.pi > 3\n"
-        "assert len([1]) == 1"
-    )
-    assert score(source, tests, sandbox=sandbox)["score"] == 0.75
+    tests = "import math\nexpected = [3]\nassert f() == expected\nassert f()[0] < math.pi\nassert len(f()[:1]) == 1"
+    assert score(source, tests, sandbox=sandbox)["score"] == pytest.approx(2 / 3)
 
 
 @needs_sandbox
@@ -402,10 +293,20 @@ def test_the_program_is_not_given_what_is_expected():
             return [RunResult("timeout")] * len(programs)
 
     code.compute_scores(
-        [block("pass")] * 2, F_TESTS[1:], [None] * 2, sandbox=Recorder()  # type: ignore[arg-type]
+        [block("pass")] * 2, USUAL[1:], [None] * 2, sandbox=Recorder()  # type: ignore[arg-type]
     )  # fmt: skip
     assert len(seen) == 2
     assert not any(SECRET in program.code + program.stdin for program in seen)
+
+
+@needs_sandbox
+def test_answers_that_stop_the_judge_leave_those_judged_with_them(sandbox):
+    """Four programs with one ground truth are judged in one run, unless it does not come to its end."""
+    tests = ["def slow(n):\n    while n: pass\n    return True\nassert slow(f(1) - 1)", "assert f(2) == 2"]
+    sources = ["def f(x): return x", "def f(x): return 7", "def f(x): return x", "def f(x): return 1"]
+    results = code.compute_scores([block(source) for source in sources], [tests] * 4, [None] * 4, sandbox=sandbox)
+    assert [result["score"] for result in results] == [1.0, 0.0, 1.0, 0.5]
+    assert [result["timeout"] for result in results] == [False, True, False, False]
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
@@ -447,7 +348,7 @@ def test_a_failing_sandbox_is_an_error_not_a_zero():
 
     for result, message in (
         (RunResult("sandbox_error", message="out of reach"), "out of reach"),
-        (RunResult("ok", stdout="something else"), "no verdict"),
+        (RunResult("ok", stdout="something else"), "no answer"),
         (RunResult("error", stderr="Traceback: a fault of ours", exit_code=1), "a fault of ours"),
     ):
         with pytest.raises(RuntimeError, match=message):
@@ -468,31 +369,6 @@ def test_many_responses_are_scored_together_each_with_its_own_result(sandbox):
     assert [result["score"] for result in results[:-2]] == [1.0, 0.0, 0.25, 0.0] * 3
     assert results[-2]["extracted"] is False
     assert isinstance(results[-1], DataError)
-
-
-# -- the plain data that crosses --------------------------------------------------------------------------------------
-
-
-def test_plain_data_survives_the_crossing():
-    values = [None, True, 0, -1, 1.5, "é\ud800", [1, [2]], (1, (2,)), {1, 2}, frozenset({3}), {(1,): {"a": []}}, b"\0",
-              1j, 10**5000, -(10**40), {}, [], ""]  # fmt: skip
-    for value in values:
-        crossed = case_runner.decode(json.loads(json.dumps(case_runner.plain(value))), None)
-        assert crossed == value
-        assert type(crossed) is type(value)
-
-
-@pytest.mark.parametrize(
-    "returned",
-    [
-        {"type": "dict", "value": [[1]]}, {"type": "dict", "value": 3}, {"type": "int", "value": "0xq"}, {"type": []},
-        {"type": "object", "value": 0}, {}, {"type": "dict", "value": [[{"type": "object", "value": 1}, 2]]},
-        {"type": "set", "value": [1]}, [[[]]], {"type": "tuple", "value": None},
-    ],
-)  # fmt: skip
-def test_malformed_results_are_wrong_not_fatal(returned):
-    for expected in ([1], {"1": 2}, 3, 3.0, "x", None, [[1]]):
-        assert code._matches(returned, expected) is False
 
 
 # -- with the manager -------------------------------------------------------------------------------------------------

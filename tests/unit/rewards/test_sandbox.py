@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,9 +19,9 @@ import psutil
 import pytest
 
 import paceline
-from paceline.errors import ConfigError, SandboxUnavailableError
+from paceline.errors import ConfigError
 from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits
-from paceline.rewards.sandbox.local import BUSY_FACTOR
+from paceline.rewards.sandbox.local import BUSY_FACTOR, PAUSES_SECONDS
 
 LIMITS = SandboxLimits(
     cpu_seconds=1,
@@ -291,7 +288,32 @@ def test_no_socket_reaches_anybody(sandbox):
             server.settimeout(0.1)
             with pytest.raises(TimeoutError):
                 server.accept()
-    assert result.stdout == "PermissionError\nConnectionRefusedError\n"
+    assert result.stdout == "PermissionError\nPermissionError\n"
+
+
+def test_descriptors_can_not_be_handed_on(sandbox):
+    """The kernel counts those on their way by user: who holds many would keep others from it."""
+    result = run(
+        sandbox,
+        """
+        import ctypes, socket
+        one, other = socket.socketpair()
+        one.send(b"x")
+        print(other.recv(1))
+        for action in (
+            lambda: socket.send_fds(one, [b"x"], [0]),
+            lambda: one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20),
+            lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
+            lambda: socket.socket(socket.AF_UNIX),
+        ):
+            try:
+                action()
+                print("done")
+            except PermissionError:
+                print("refused")
+        """,
+    )
+    assert result.stdout.split() == ["b'x'"] + ["refused"] * 4, result.stderr
 
 
 def test_names_are_not_resolved(sandbox):
@@ -482,57 +504,6 @@ def test_other_system_call_interfaces_are_deadly(sandbox):
     assert (result.status, result.exit_code, result.stdout) == ("error", -signal.SIGSYS, "")
 
 
-def test_an_ordinary_user_has_the_same_jail(tmp_path):
-    """As root, try it as nobody, with an interpreter that nobody may read."""
-    python = next((path for path in ("/usr/bin/python3", "/usr/local/bin/python3") if _suits_nobody(path)), None)
-    if os.geteuid() != 0 or python is None or not os.access(REPOSITORY, os.X_OK):
-        pytest.skip("needs root, and a Python 3.11 or later that others may use")
-    copy = Path("/tmp") / f"paceline-{uuid.uuid4().hex}"
-    shutil.copytree(REPOSITORY / "paceline" / "rewards" / "sandbox", copy / "paceline" / "rewards" / "sandbox")
-    shutil.copy(REPOSITORY / "paceline" / "errors.py", copy / "paceline" / "errors.py")
-    programs = [
-        "import os\nprint(os.getuid())",
-        "open('/etc/passwd')",
-        "import os\nos.kill(0, 9)",
-        "import os\nos.kill(os.getppid(), 9)\nprint('sent')",
-        "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
-        "kept = []\nwhile True:\n    kept.append(bytearray(1 << 20))",
-        "import socket\nsocket.socket()",
-        "open('/new', 'w')",
-        "open('/program/main.py', 'a')",
-        "print('alive')",
-    ]
-    script = (
-        "import json, sys\nsys.path.insert(0, sys.argv[1])\n"
-        "from paceline.rewards.sandbox import LocalSandbox, Program, SandboxLimits\n"
-        "sandbox = LocalSandbox(SandboxLimits(cpu_seconds=1, wall_seconds=2, memory_bytes=128 << 20))\n"
-        "results = [sandbox.run(Program(code)) for code in json.loads(sys.argv[2])]\n"
-        "print(json.dumps([[result.status, result.stdout] for result in results]))"
-    )
-    try:
-        for path in [copy, *copy.rglob("*")]:
-            path.chmod(0o755)
-        done = subprocess.run(
-            [python, "-c", script, str(copy), json.dumps(programs)],
-            user=65534, group=65534, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-    finally:
-        shutil.rmtree(copy)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [
-        ["ok", "1000\n"], ["error", ""], ["error", ""], ["ok", "sent\n"], ["timeout", ""], ["memory", ""],
-        ["error", ""], ["error", ""], ["error", ""], ["ok", "alive\n"],
-    ]  # fmt: skip
-
-
-def _suits_nobody(python: str) -> bool:
-    code = "import sys; sys.exit(sys.version_info < (3, 11))"
-    try:
-        return subprocess.run([python, "-c", code], user=65534, group=65534, extra_groups=[]).returncode == 0
-    except OSError:
-        return False
-
-
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
@@ -562,11 +533,16 @@ def test_endless_programs_end(sandbox, code):
         "kept = []\nwhile True:\n    kept.append(bytearray(1 << 20))",
         "'x' * (1 << 40)",
         "import mmap\nkept = [mmap.mmap(-1, 1 << 24) for _ in range(10000)]",
+        # Buffers of sockets, which belong to no process.
+        "import os, socket, time\nkept = []\nfor _ in range(10):\n    if os.fork() == 0:\n        break\n"
+        "for _ in range(50):\n    pair = socket.socketpair()\n    kept.append(pair)\n    for end in pair:\n"
+        "        end.setblocking(False)\n        try:\n            while True: end.send(bytes(4096))\n"
+        "        except OSError: pass\ntime.sleep(60)",
         # Each below the limit, together above it.
         "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        kept = bytearray(b'x') * (60 << 20)\n"
         "        time.sleep(60)\ntime.sleep(60)",
     ],
-    ids=["steps", "at_once", "maps", "family"],
+    ids=["steps", "at_once", "maps", "sockets", "family"],
 )
 def test_memory_bombs_are_stopped(sandbox, code):
     result = run(sandbox, code)
@@ -676,49 +652,7 @@ def test_no_more_run_than_may():
     assert time.monotonic() - start > 3
 
 
-# -- where there is no isolation --------------------------------------------------------------------------------------
-
-
-def test_a_machine_without_namespaces_is_refused_and_nothing_runs(tmp_path):
-    """In a process that may not make namespaces, as in a container with the usual system call filter."""
-    witness = tmp_path / "ran"
-    script = f"""
-import os
-from paceline.rewards.sandbox import LocalSandbox, Program, jail
-token, numbers = jail.ARCHITECTURES[os.uname().machine]
-jail.ARCHITECTURES[os.uname().machine] = (token, {{"clone": numbers["clone"]}})
-jail.NEW_CALLS = {{}}
-jail.prctl(jail.PR_SET_NO_NEW_PRIVS, 1)
-jail.filter_system_calls()
-sandbox = LocalSandbox()
-for call in (lambda: sandbox.run(Program("open({str(witness)!r}, 'w')")), lambda: sandbox.run_many([])):
-    try:
-        call()
-    except Exception as error:
-        print(type(error).__name__, error)
-"""
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert line.startswith(
-            "SandboxUnavailableError LocalSandbox can't isolate programs on this machine, so it runs none"
-        )
-        assert "making namespaces: Operation not permitted" in line
-        assert "PACELINE_SANDBOX_URL" in line
-    assert not witness.exists()
-
-
-def test_another_system_is_refused(monkeypatch):
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(SandboxUnavailableError, match="this is darwin, not Linux"):
-        LocalSandbox().run(Program("print(1)"))
-
-
-def test_the_refusal_survives_pickling():
-    error = pickle.loads(pickle.dumps(SandboxUnavailableError("no isolation")))
-    assert str(error) == "no isolation"
+# -- faults of our own ------------------------------------------------------------------------------------------------
 
 
 def test_a_jail_that_is_killed_is_no_fault_of_the_program(sandbox):
@@ -729,12 +663,17 @@ def test_a_jail_that_is_killed_is_no_fault_of_the_program(sandbox):
     results: list[RunResult] = []
     thread = threading.Thread(target=lambda: results.append(run(sandbox, code)))
     thread.start()
-    deadline = time.monotonic() + 10
-    while not (found := processes_with(marker)) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    num_killed = 0
+    while thread.is_alive() and time.monotonic() < deadline:
+        for process in processes_with(marker):
+            keeper = process.parent()
+            if keeper is not None:
+                keeper.kill()
+                num_killed += 1
+                assert vanishes(marker)
         time.sleep(0.02)
-    keeper = found[0].parent()
-    assert keeper is not None
-    keeper.kill()
     thread.join()
+    assert num_killed == 1 + len(PAUSES_SECONDS)
     assert results[0].status == "sandbox_error"
     assert "killed from outside" in results[0].message

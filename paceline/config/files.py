@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.config.keys import nearest
 from paceline.config.load import is_local_path
+from paceline.text import nearest
 
 MODEL_FILE = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")

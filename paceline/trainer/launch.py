@@ -17,12 +17,12 @@ from typing import Any
 
 from paceline import errors
 from paceline.config import PPOConfig
-from paceline.config.keys import nearest
 from paceline.config.load import to_dictconfig
 from paceline.config.secrets import masked, without_secrets
 from paceline.errors import ConfigError, PacelineError, ResourceError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
+from paceline.text import nearest
 from paceline.trainer.constants_ppo import merged_runtime_env
 
 logger = logging.getLogger(__name__)

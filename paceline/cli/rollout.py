@@ -115,8 +115,8 @@ def _config_of(run_dir: Path) -> PPOConfig:
 
     from paceline.config import PPOConfig
     from paceline.config.load import read_config
-    from paceline.config.secrets import MASK
     from paceline.errors import ConfigError
+    from paceline.redaction import MASK
 
     saved = run_dir / "config.yaml"
     if not saved.is_file():
@@ -137,7 +137,7 @@ def _config_of(run_dir: Path) -> PPOConfig:
 
 def _hidden_keys(key: str, value: Any) -> Iterator[str]:
     """Full names of the values that were masked when they were saved."""
-    from paceline.config.secrets import MASK
+    from paceline.redaction import MASK
 
     if isinstance(value, Mapping):
         for name, item in value.items():

@@ -18,6 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from paceline.config import PPOConfig
 from paceline.config.keys import known_keys, nearest_key
+from paceline.config.secrets import remember_secrets
 from paceline.config.unsupported import UNSUPPORTED_KEYS, refused_choice
 from paceline.errors import ConfigError
 
@@ -66,13 +67,17 @@ def load_config(config: Config) -> PPOConfig:
 
 
 def read_config(config: Config) -> tuple[PPOConfig, Problems]:
-    """As load_config, but gives the problems back; a key with a problem has its default in the result."""
+    """As load_config, but gives the problems back; a key with a problem has its default in the result.
+
+    From here on, what is a secret in it is hidden in all that this process logs, raises and writes.
+    """
     problems: Problems = {}
     merged = _merge(to_dict(PPOConfig()), _plain(config))
     try:
         tree = _resolve(OmegaConf.create(merged), "", problems)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the configuration can't be parsed: {error}") from error
+    remember_secrets("", tree)
     return _read_section(tree, PPOConfig(), "", problems), problems
 
 

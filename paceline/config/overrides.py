@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from paceline.config.keys import is_known_key, nearest_key
+from paceline.config.secrets import masked_command
 from paceline.errors import ConfigError
 
 # Hydra's flags that are followed by a value of their own.
@@ -61,8 +62,10 @@ def _for_hydra(argument: str, has_groups: bool) -> str:
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException as error:
+        shown = masked_command([argument])[0]
+        reason = f": {error}" if shown == argument else ""  # Hydra repeats what it can't read
         raise ConfigError(
-            f"{argument!r} is not an override: {error}. Write key=value; a value with special characters needs quotes "
+            f"{shown!r} is not an override{reason}. Write key=value; a value with special characters needs quotes "
             """that the shell leaves: "key='value'"."""
         ) from error
     key = override.key_or_group

@@ -18,7 +18,7 @@ from typing import Any
 from paceline import errors
 from paceline.config import PPOConfig
 from paceline.config.load import to_dictconfig
-from paceline.config.secrets import masked, without_secrets
+from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, PacelineError, ResourceError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
@@ -255,9 +255,7 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
         # `ray_init` has no runtime_env: any variable in it may be a secret.
         shown = without_secrets({name: ray_init[name] for name in cfg.ray_kwargs.ray_init if name in ray_init})
         given = ", ".join(f"{name}={value}" for name, value in shown.items())
-        raise ConfigError(
-            f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {masked('', str(error))}"
-        ) from error
+        raise ConfigError(f"Ray can't be started with ray_kwargs.ray_init of {given or 'nothing'}: {error}") from error
     return {}
 
 

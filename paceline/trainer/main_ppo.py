@@ -30,6 +30,7 @@ from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
+from paceline.log_file import log_to_file, log_to_terminal
 from paceline.trainer.device import detect_device
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
@@ -101,7 +102,6 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
-        from paceline.log_file import log_to_file
         from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
 
         configure_logging()
@@ -273,7 +273,7 @@ def _warn_of_memory(cfg: PPOConfig) -> None:
 
 def configure_logging() -> None:
     """One readable line per record, unless the program has set up logging itself."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_terminal()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ LEVELS = {
     "protocol": 0,
     "text": 0,
     "log_file": 0,
+    "redaction": 0,
     "config": 1,
     "algorithms": 2,
     "engine": 3,

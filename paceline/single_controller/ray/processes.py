@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from paceline.errors import WorkerError
+from paceline.redaction import known_secrets
 from paceline.single_controller.base.worker import WorkerContext
 from paceline.single_controller.ray.heartbeat import forget_beats
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
@@ -74,7 +75,7 @@ class WorkerProcesses:
                 master_addr=locations[0].node_ip,
                 master_port=locations[0].port,
             )
-            arguments.append((context, self.pool.threads_per_worker, specs))
+            arguments.append((context, self.pool.threads_per_worker, specs, known_secrets()))
         self._ask("setup", arguments)
 
     def _ask(self, method: str, arguments: list[tuple[Any, ...]]) -> list[Any]:

@@ -16,8 +16,9 @@ import ray
 import torch
 
 from paceline.errors import WorkerError
-from paceline.log_file import FORMAT, log_to_file
+from paceline.log_file import log_to_file, log_to_terminal
 from paceline.protocol import DataProto
+from paceline.redaction import remember_all
 from paceline.single_controller.base.dispatch import drop_padding
 from paceline.single_controller.base.records import CallRecord
 from paceline.single_controller.base.worker import WorkerContext, current_context, num_cores
@@ -95,10 +96,13 @@ class WorkerShell:
         port = self._port_holder.getsockname()[1]
         return Location(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid(), port)
 
-    def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
-        """Set the environment, then construct the worker of every role."""
+    def setup(
+        self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec], secrets: frozenset[str]
+    ) -> CallRecord:
+        """Set the environment, then construct the worker of every role. `secrets` are hidden in what it logs."""
         start = time.time()
-        logging.basicConfig(level=logging.INFO, format=FORMAT)
+        remember_all(secrets)
+        log_to_terminal()
         if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
             for handler in logging.getLogger().handlers:
                 handler.setLevel(logging.WARNING)

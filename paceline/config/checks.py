@@ -18,9 +18,9 @@ from paceline.config.files import (
     checkpoint_problems,
     data_files,
     model_problems,
-    parquet_footer,
-    parquet_problems,
+    readable_head,
     reward_file_problems,
+    table_problems,
     tokenizer_problems,
     writable_problems,
 )
@@ -350,10 +350,10 @@ def _check_choice(key: str, value: str, known: Iterable[str]) -> Iterator[str]:
 def _check_data(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     if not data.train_files:
-        yield "data.train_files is not set; set it to a parquet file or a list of them."
+        yield "data.train_files is not set; set it to a data file (parquet, JSON lines, CSV) or a list of them."
     for key in ("data.train_files", "data.val_files"):
         for file in data_files(_get(cfg, key)):
-            yield from parquet_problems(key, file)
+            yield from table_problems(key, file)
     for key in ("data.prompt_key", "data.reward_fn_key"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to the name of a column."
@@ -371,7 +371,7 @@ def _check_columns(cfg: PPOConfig) -> Iterator[str]:
     all_read = True
     for key in ("data.train_files", "data.val_files"):
         files = data_files(_get(cfg, key))
-        footers = {file: footer for file in files if (footer := parquet_footer(file))}
+        footers = {file: footer for file in files if (footer := readable_head(file))}
         all_read = all_read and len(footers) == len(files)
         seen.update(name for _, columns in footers.values() for name in columns)
         lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]

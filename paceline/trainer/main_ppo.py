@@ -150,6 +150,7 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     paceline raises in there is raised here as itself.
     """
     cfg = complete_config(config)
+    look_ahead(cfg, task_runner_class or TaskRunner)
     if cfg.trainer.dry_run:
         sys.stdout.write(dry_run_text(cfg))
         return
@@ -164,6 +165,16 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
 
     with running_ray(cfg) as options, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
         run_with_restarts(task_runner_class or TaskRunner, options, cfg)
+
+
+def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
+    """Raise what is wrong with models, prompts and rewards before Ray starts; of a runner of other making, nothing."""
+    from paceline.trainer.preflight import crowded_cores, preflight
+
+    if remark := crowded_cores(cfg):
+        logger.warning("%s", remark)
+    if isinstance(task_runner_class, type) and issubclass(task_runner_class, TaskRunner):
+        preflight(cfg, reads_data=task_runner_class.build_trainer is TaskRunner.build_trainer)
 
 
 def complete_config(config: Config) -> PPOConfig:

@@ -121,11 +121,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"trainer.total_training_steps": 0}, "trainer.total_training_steps=0 is out of range"),
     ({"trainer.heartbeat_timeout_seconds": 0}, "trainer.heartbeat_timeout_seconds=0.0 is out of range"),
     # Files and models
-    ({"data.train_files": None}, "data.train_files is not set; set it to a parquet file"),
+    ({"data.train_files": None}, "data.train_files is not set; set it to a data file"),
     ({"data.train_files": []}, "data.train_files is not set"),
     ({"data.train_files": "{missing}"}, "data.train_files: there is no file {missing}."),
     ({"data.train_files": "{empty}"}, "data.train_files: {empty} is a folder."),
-    ({"data.val_files": "{text}"}, "data.val_files: {text} is not a parquet file."),
+    (
+        {"data.val_files": "{text}"},
+        "data.val_files: {text} is no data file. Its name must end with .parquet, .jsonl, .json, .csv",
+    ),
     (
         {"data.train_files": "{truncated}"},
         "data.train_files: {truncated} is a damaged parquet file: its end is missing.",

@@ -22,6 +22,9 @@ class PolicyModelConfig(TrainedModelConfig):
 
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer. null: beside the model."""
+    external_lib: str | None = None
+    """A Python module, or a .py file, that every process of the run imports before names are checked: for estimators,
+    losses, scorers, engines and rollouts that it registers. null: none."""
     lora_rank: int = 0
     """Rank of LoRA adapters, >= 0: only they are trained, and the reference is the model without them. 0: no LoRA, all
     weights are trained."""

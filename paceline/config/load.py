@@ -21,6 +21,7 @@ from paceline.config.keys import known_keys, nearest_key
 from paceline.config.secrets import remember_secrets
 from paceline.config.unsupported import UNSUPPORTED_KEYS, refused_choice
 from paceline.errors import ConfigError
+from paceline.external import KEY as EXTERNAL_KEY
 
 Config = DictConfig | Mapping[str, Any] | PPOConfig
 Problems = dict[str, str]
@@ -285,6 +286,8 @@ def _local(key: str, value: Any) -> Any:
         return [_local(key, item) for item in value]
     if not isinstance(value, str) or "://" in value or not value:
         return value
+    if key == EXTERNAL_KEY and (value.endswith(".py") or _is_file(f"{value}.py")):
+        return os.path.abspath(os.path.expanduser(value if value.endswith(".py") else f"{value}.py"))
     if key in PATH_KEYS or (key in MODEL_PATH_KEYS and is_local_path(value)):
         return os.path.abspath(os.path.expanduser(value))
     return value
@@ -292,4 +295,16 @@ def _local(key: str, value: Any) -> Any:
 
 def is_local_path(path: str) -> bool:
     """Whether a model path means a folder here, rather than a hub id such as org/name."""
-    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or Path(path).exists()
+    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or _exists(path)
+
+
+def _exists(path: str) -> bool:
+    """False also for what can't be a name."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_file(path: str) -> bool:
+    return _exists(path) and Path(path).is_file()

@@ -30,6 +30,7 @@ from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
+from paceline.external import import_external
 from paceline.log_file import log_to_file, log_to_terminal
 from paceline.trainer.device import detect_device
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
@@ -107,6 +108,7 @@ class TaskRunner:
         configure_logging()
         log_to_file("driver")
         start_actor_heartbeat()
+        import_external(load_config(config).actor_rollout_ref.model.external_lib)
         trainer = self.build_trainer(config)
         trainer.init_workers()
         trainer.fit()
@@ -180,8 +182,18 @@ def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
 def complete_config(config: Config) -> PPOConfig:
     """`config` over the defaults, checked, with the device and the run's folder filled in."""
     cfg, _ = read_config(config)
+    problems: list[str] = []
+    try:
+        import_external(cfg.actor_rollout_ref.model.external_lib)
+    except ConfigError as error:
+        problems = error.problems
     known = known_names(cfg)
-    cfg = validate(config, known=known)
+    try:
+        cfg = validate(config, known=known)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     trainer = cfg.trainer
     # Asked last, because it loads torch: a bad configuration is answered without it.
     device = trainer.device or detect_device()

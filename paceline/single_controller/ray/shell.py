@@ -16,6 +16,7 @@ import ray
 import torch
 
 from paceline.errors import WorkerError
+from paceline.external import import_external
 from paceline.log_file import log_to_file, log_to_terminal
 from paceline.protocol import DataProto
 from paceline.redaction import remember_all
@@ -87,7 +88,14 @@ class WorkerShell:
     def __repr__(self) -> str:
         return f"{self._process_roles}[{self._rank}]"  # Ray prefixes this process's output with it
 
-    def locate(self) -> Location:
+    def prepare(self, modules: tuple[str, ...], secrets: frozenset[str]) -> Location:
+        """Import what the driver was told to import, hide what it hides, and say where this process runs.
+
+        What comes later may be of classes of those modules.
+        """
+        remember_all(secrets)
+        for module in modules:
+            import_external(module)
         # The socket stays bound until the process ends, so that no other program is given the port before rank 0
         # listens on it; SO_REUSEADDR lets that happen.
         self._port_holder = socket.socket()
@@ -96,12 +104,9 @@ class WorkerShell:
         port = self._port_holder.getsockname()[1]
         return Location(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid(), port)
 
-    def setup(
-        self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec], secrets: frozenset[str]
-    ) -> CallRecord:
-        """Set the environment, then construct the worker of every role. `secrets` are hidden in what it logs."""
+    def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
+        """Set the environment, then construct the worker of every role."""
         start = time.time()
-        remember_all(secrets)
         log_to_terminal()
         if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
             for handler in logging.getLogger().handlers:

@@ -114,14 +114,14 @@ def _config_of(run_dir: Path) -> PPOConfig:
     from omegaconf import OmegaConf
 
     from paceline.config import PPOConfig
-    from paceline.config.load import read_config
+    from paceline.config.load import read_config, read_saved
     from paceline.errors import ConfigError
     from paceline.redaction import MASK
 
     saved = run_dir / "config.yaml"
     if not saved.is_file():
         return PPOConfig()
-    tree = OmegaConf.load(saved)
+    tree = read_saved(saved)
     config, problems = read_config(tree)  # most are no reason to stop: the run may be of another version
     hidden = (
         f"{key} is {MASK} in {saved}: a run saves its configuration without secrets, and its reward wants the value. "

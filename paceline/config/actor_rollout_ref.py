@@ -108,7 +108,7 @@ class ValSamplingConfig:
     do_sample: bool = False
     """False is greedy decoding; temperature, top_p and top_k then have no part."""
     temperature: float = 1.0
-    """Sampling temperature, > 0."""
+    """Sampling temperature, >= 0.01; do_sample=False is greedy."""
     top_p: float = 1.0
     """Nucleus: smallest set of tokens with at least this probability, in (0, 1]."""
     top_k: int = -1
@@ -134,7 +134,7 @@ class RolloutConfig:
     do_sample: bool = True
     """False is greedy decoding in training: for debugging."""
     temperature: float = 1.0
-    """Sampling temperature, > 0. Log-probs are of the distribution at this temperature."""
+    """Sampling temperature, >= 0.01. Log-probs are of the distribution at this temperature."""
     top_p: float = 1.0
     """Nucleus: smallest set of tokens with at least this probability, in (0, 1]."""
     top_k: int = -1

@@ -115,7 +115,7 @@ def _optim_ranges(section: str) -> dict[str, Range]:
 def _sampling_ranges(section: str) -> dict[str, Range]:
     return {
         f"{section}.n": _COUNT,
-        f"{section}.temperature": _POSITIVE,
+        f"{section}.temperature": Range(0.01),
         f"{section}.top_p": _PROBABILITY,
         f"{section}.top_k": _COUNT_OR_ALL,
     }

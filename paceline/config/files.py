@@ -7,11 +7,13 @@ loaded: a config.json, the head of a data file and the names in a Python file ar
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
 import re
 import symtable
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,14 +162,41 @@ def reward_file_problems(path: str, name: str) -> Iterator[str]:
 def writable_problems(key: str, folder: str) -> Iterator[str]:
     """A folder, existing or to be made, that this user can't write into."""
     path = Path(folder).expanduser()
-    if path.is_file():
+    if _exists(path) and path.is_file():
         yield f"{key}: {folder} is a file. Set it to a folder."
         return
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    there = next((parent for parent in (path, *path.parents) if _exists(parent)), Path("/"))
     if not there.is_dir():
         yield f"{key}: {folder} can't be made, because {there} is a file. Set it to another folder."
     elif not os.access(there, os.W_OK):
         yield f"{key}: {there} can't be written by this user. Change its permissions or set another folder."
+    elif (reason := _why_not_made(path, there)) is not None:
+        yield f"{key}: {shortened(folder)} can't be made: {reason}. Set it to another folder."
+
+
+def _why_not_made(path: Path, there: Path) -> str | None:
+    """What the system says to the folder and a file in it; what was made for this is removed again."""
+    made: list[Path] = []
+    try:
+        for folder in [*reversed([parent for parent in path.parents if there in parent.parents]), path]:
+            if folder != there:
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=path):
+            return None
+    except FileExistsError:  # another process made it a moment ago
+        return None
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def shortened(text: str, longest: int = 200) -> str:
+    """Text for a message."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 
 def checkpoint_problems(key: str, folder: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from paceline.config import PPOConfig
 from paceline.config.keys import known_keys, nearest_key
@@ -80,6 +81,19 @@ def read_config(config: Config) -> tuple[PPOConfig, Problems]:
         raise ConfigError(f"the configuration can't be parsed: {error}") from error
     remember_secrets("", tree)
     return _read_section(tree, PPOConfig(), "", problems), problems
+
+
+def read_saved(file: Path) -> DictConfig:
+    """The config.yaml that a run left; a ConfigError if it can't be read as such."""
+    try:
+        saved = OmegaConf.load(file)
+        OmegaConf.to_container(saved, resolve=False)
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{file} can't be read: {reason}. Bring it back, or give another run.") from error
+    if not isinstance(saved, DictConfig):
+        raise ConfigError(f"{file} holds no keys. Bring it back, or give another run.")
+    return saved
 
 
 def to_dict(cfg: PPOConfig) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -327,14 +328,17 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
-    with errors_as_exit_codes(), _hydra_errors_as_ours():
+    with errors_as_exit_codes(), _hydra_errors_as_ours(getattr(hydra_main, "__wrapped__", None)):
         sys.argv[1:] = check_overrides(arguments)
         hydra_main()
 
 
 @contextmanager
-def _hydra_errors_as_ours() -> Iterator[None]:
-    """What Hydra says of a yaml or an override as a ConfigError; by itself it shows a traceback for a broken yaml."""
+def _hydra_errors_as_ours(task: Callable[..., Any] | None) -> Iterator[None]:
+    """What Hydra says of a yaml or an override as a ConfigError; by itself it shows a traceback for a broken yaml.
+
+    What comes out of `task`, the function that Hydra calls, is left as it is.
+    """
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print
     try:
@@ -342,6 +346,11 @@ def _hydra_errors_as_ours() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         cause = f" {error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         raise ConfigError(f"{error}{cause}") from error
+    except OSError as error:  # of a folder that Hydra was told to make
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if task is None or any(frame.f_code is task.__code__ for frame in frames):
+            raise
+        raise ConfigError(f"hydra.run.dir can't be made: {error}. Leave it out, or set another folder.") from error
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -189,8 +189,8 @@ RANGES: dict[str, Range] = {
     "reward_model.reward_kwargs.overlong_buffer_cfg.len": _COUNT,
     "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": _NOT_NEGATIVE,
     "reward_model.reward_kwargs.max_resp_len": _COUNT,
-    "trainer.nnodes": _COUNT,
-    "trainer.n_gpus_per_node": _COUNT,
+    "trainer.nnodes": Range(1, 10_000),
+    "trainer.n_gpus_per_node": Range(1, 1_024),
     "trainer.cpus_per_device": _NOT_NEGATIVE,
     "trainer.threads_per_worker": _COUNT,
     "trainer.placement.critic_devices": _COUNT,
@@ -772,5 +772,6 @@ def _check_tensor_parallelism(
 
 
 def _divisor_near(number: int, wanted: int) -> int:
-    """The divisor of `number` that is nearest to `wanted`."""
-    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
+    """The divisor of `number` that is nearest to `wanted`, of those that are found at once."""
+    small = [size for size in range(1, min(math.isqrt(number), 10**6) + 1) if number % size == 0]
+    return min((*small, *(number // size for size in small)), key=lambda size: abs(size - wanted))

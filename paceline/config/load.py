@@ -28,6 +28,9 @@ Config = DictConfig | Mapping[str, Any] | PPOConfig
 Problems = dict[str, str]
 """Key to message; a message begins with the key that it is about."""
 
+_TOO_LARGE = 2**63
+"""What no file and no tensor can hold."""
+
 HYDRA_KEYS = ("hydra", "defaults")
 """Top-level keys of the shipped yaml that speak to Hydra, not to us."""
 
@@ -257,7 +260,7 @@ def _read_number(value: Any, kind: type[int] | type[float]) -> int | float:
         number = kind(value)
     except (ValueError, OverflowError) as error:
         raise _MismatchError from error
-    if not math.isfinite(number):
+    if not math.isfinite(number) or (kind is int and abs(number) >= _TOO_LARGE):
         raise _MismatchError
     return number
 
@@ -284,6 +287,8 @@ def _wanted(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return f"{value:.3g}, which is too large" if abs(value) < 10**300 else "one that is too large"
     return "null" if value is None else f"{value!r} ({type(value).__name__})"
 
 

@@ -116,7 +116,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.top_k": 0}, f"{ROLLOUT}.top_k=0 is out of range; set it to a number >= 1, or -1."),
     ({"data.max_response_length": 0}, "data.max_response_length=0 is out of range"),
     ({"data.train_max_samples": -5}, "data.train_max_samples=-5 is out of range"),
-    ({"trainer.n_gpus_per_node": 0}, "trainer.n_gpus_per_node=0 is out of range; set it to a number >= 1."),
+    ({"trainer.n_gpus_per_node": 0}, "trainer.n_gpus_per_node=0 is out of range; set it in [1, 1024]."),
     ({"trainer.nnodes": -1}, "trainer.nnodes=-1 is out of range"),
     ({"trainer.save_freq": 0}, "trainer.save_freq=0 is out of range; set it to a number >= 1, or -1."),
     ({"trainer.total_training_steps": 0}, "trainer.total_training_steps=0 is out of range"),

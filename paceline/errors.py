@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.redaction import redacted
+
 
 class PacelineError(Exception):
-    """Base of everything that paceline raises on purpose."""
+    """Base of everything that paceline raises on purpose. Its text has no secrets."""
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class ConfigError(PacelineError, ValueError):

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from difflib import SequenceMatcher
 
-__all__ = ["all_boxed", "last_boxed"]
+__all__ = ["all_boxed", "did_you_mean", "last_boxed", "nearest", "similarity"]
+
+SIMILAR = 0.75
+"""From here on one name is taken for another one that was meant."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 
@@ -57,3 +62,37 @@ def _closing_brace(text: str, start: int) -> int | None:
         if depth == 0:
             return match.start()
     return None
+
+
+def similarity(asked: str, known: str) -> float:
+    """How alike two names are, from 0 to 1. Two letters that changed places are one slip, also in a short name.
+
+    >>> similarity("gea", "gae") > SIMILAR > similarity("rollout_correction", "horizon")
+    True
+    """
+    asked, known = asked.lower(), known.lower()
+    differences = [place for place, (a, b) in enumerate(zip(asked, known, strict=False)) if a != b]
+    if len(asked) == len(known) > 2 and len(differences) == 2 and sorted(asked) == sorted(known):
+        return max(0.9, SequenceMatcher(None, asked, known).ratio())
+    return SequenceMatcher(None, asked, known).ratio()
+
+
+def nearest(asked: str, known: Iterable[str], at_least: float = SIMILAR) -> str | None:
+    """The known name that was probably meant; None if none is like it.
+
+    >>> nearest("atuo", ["auto", "disable"]), nearest("never", ["auto", "disable"])
+    ('auto', None)
+    """
+    rated = [(similarity(asked, name), name) for name in known]
+    best, name = max(rated, key=lambda pair: pair[0], default=(0.0, ""))
+    return name if best >= at_least else None
+
+
+def did_you_mean(asked: str, known: Iterable[str]) -> str:
+    """A sentence for the end of a message, with the space before it; empty if no known name is like the asked one.
+
+    >>> did_you_mean("atuo", ["auto", "disable"])
+    ' Did you mean auto?'
+    """
+    name = nearest(asked, known)
+    return f" Did you mean {name}?" if name is not None else ""

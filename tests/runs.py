@@ -20,7 +20,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 '''
 
 
-def write_sums(path: Path, rows: int, seed: int = 0) -> Path:
+def write_sums(path: Path, rows: int, seed: int = 0, source: str = "openai/gsm8k") -> Path:
     """GSM8K-style rows that ask for sums."""
     generator = random.Random(seed)
     table = []
@@ -28,7 +28,7 @@ def write_sums(path: Path, rows: int, seed: int = 0) -> Path:
         a, b = generator.randint(0, 99), generator.randint(0, 99)
         table.append(
             {
-                "data_source": "openai/gsm8k",
+                "data_source": source,
                 "prompt": [{"role": "user", "content": f"{a}+{b}="}],
                 "ability": "math",
                 "reward_model": {"style": "rule", "ground_truth": str(a + b)},

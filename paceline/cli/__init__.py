@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
 from paceline import __version__
+from paceline.text import did_you_mean
 
 COMMANDS = {
     "quickstart": "make a tiny model and a task, and teach it with PPO: a few minutes on a CPU",
@@ -39,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"paceline {__version__}")
         return 0
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(name, COMMANDS)
         print(f"paceline has no command {name!r}.{hint}\n\n{_help()}", file=sys.stderr)
         return 2
     return importlib.import_module(f"paceline.cli.{name}").main(arguments[1:])

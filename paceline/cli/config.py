@@ -32,11 +32,12 @@ def main(argv: Sequence[str]) -> int:
     if len(words) == 1 and words[0] in known_keys():
         print(explain(known_keys()[words[0]]))
         return 0
-    found = [key for key in walk_keys() if not key.is_section and matches(key, words)]
+    found = [line for key in walk_keys() if not key.is_section and matches(key, words) for line in entry(key)]
+    refused = list(refusals(words)) if words else []
     if not found:
-        print(not_found(words), file=sys.stderr)
+        print("\n".join(refused) or not_found(words), file=sys.stderr)
         return 1
-    print("\n".join(line for key in found for line in entry(key)))
+    print("\n".join([*found, *(["", "Known, and refused:", *refused] if refused else [])]))
     return 0
 
 
@@ -83,41 +84,31 @@ def explain(key: Key) -> str:
 
 
 def not_found(words: Sequence[str]) -> str:
-    """What to say of words that no key has: that it is known but not supported, or which keys are spelt like it."""
-    import difflib
-
+    """What to say of words that no key has: which keys are spelt like them."""
     from paceline.config.keys import known_keys, nearest_key
+    from paceline.text import nearest
 
     asked = " ".join(words)
-    if refused := list(refusals(asked)):
-        return "\n".join(refused)
-    fields: dict[str, list[str]] = {}
+    parts: dict[str, list[str]] = {}
     for key in known_keys().values():
-        fields.setdefault(key.field, []).append(key.name)
-    close = difflib.get_close_matches(asked.rpartition(".")[2], fields, n=4, cutoff=0.6)
-    names = dict.fromkeys([*filter(None, [nearest_key(asked)]), *(name for field in close for name in fields[field])])
-    if not names:
-        parts: dict[str, list[str]] = {}
-        for key in known_keys().values():
-            for part in key.field.split("_"):
-                parts.setdefault(part, []).append(key.name)
-        names = dict.fromkeys(
-            name for part in difflib.get_close_matches(asked, parts, cutoff=0.7) for name in parts[part]
-        )
+        for part in {key.field, *key.field.split("_")}:
+            parts.setdefault(part, []).append(key.name)
+    close = nearest(asked.rpartition(".")[2], parts)
+    names = dict.fromkeys([*filter(None, [nearest_key(asked)]), *(parts[close] if close else [])])
     lines = [f"No key has {asked!r} in its name or meaning."]
     return "\n".join([*lines, *(["The nearest:"] if names else []), *(f"  {name}" for name in names)])
 
 
-def refusals(asked: str) -> Iterator[str]:
-    """What is said of keys that are known and not supported, by their whole name or its end, and of such choices."""
+def refusals(words: Sequence[str]) -> Iterator[str]:
+    """What is said of keys that are known and refused and have all words in their names, and of such choices."""
     from paceline.config.unsupported import UNSUPPORTED_CHOICES, UNSUPPORTED_KEYS
 
+    asked = " ".join(words)
     for key, sentence in UNSUPPORTED_KEYS.items():
-        if f".{key}".endswith(f".{asked}") or asked.startswith(f"{key}."):
+        if all(word.lower() in key for word in words) or asked.startswith(f"{key}."):
             yield f"{key} {sentence}"
     for key, choices in UNSUPPORTED_CHOICES.items():
-        if asked in choices:
-            yield f"{key}={asked} {choices[asked]}"
+        yield from (f"{key}={choice} {choices[choice]}" for choice in choices if choice == asked.lower())
 
 
 def _wrapped(text: str) -> list[str]:

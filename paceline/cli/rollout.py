@@ -114,14 +114,14 @@ def _config_of(run_dir: Path) -> PPOConfig:
     from omegaconf import OmegaConf
 
     from paceline.config import PPOConfig
-    from paceline.config.load import read_config
-    from paceline.config.secrets import MASK
+    from paceline.config.load import read_config, read_saved
     from paceline.errors import ConfigError
+    from paceline.redaction import MASK
 
     saved = run_dir / "config.yaml"
     if not saved.is_file():
         return PPOConfig()
-    tree = OmegaConf.load(saved)
+    tree = read_saved(saved)
     config, problems = read_config(tree)  # most are no reason to stop: the run may be of another version
     hidden = (
         f"{key} is {MASK} in {saved}: a run saves its configuration without secrets, and its reward wants the value. "
@@ -137,7 +137,7 @@ def _config_of(run_dir: Path) -> PPOConfig:
 
 def _hidden_keys(key: str, value: Any) -> Iterator[str]:
     """Full names of the values that were masked when they were saved."""
-    from paceline.config.secrets import MASK
+    from paceline.redaction import MASK
 
     if isinstance(value, Mapping):
         for name, item in value.items():

@@ -22,6 +22,9 @@ class PolicyModelConfig(TrainedModelConfig):
 
     tokenizer_path: str | None = None
     """Folder or hub id of the tokenizer. null: beside the model."""
+    external_lib: str | None = None
+    """A Python module, or a .py file, that every process of the run imports before names are checked: for estimators,
+    losses, scorers, engines and rollouts that it registers. null: none."""
     lora_rank: int = 0
     """Rank of LoRA adapters, >= 0: only they are trained, and the reference is the model without them. 0: no LoRA, all
     weights are trained."""
@@ -106,7 +109,7 @@ class ValSamplingConfig:
     do_sample: bool = False
     """False is greedy decoding; temperature, top_p and top_k then have no part."""
     temperature: float = 1.0
-    """Sampling temperature, > 0."""
+    """Sampling temperature, >= 0.01; do_sample=False is greedy."""
     top_p: float = 1.0
     """Nucleus: smallest set of tokens with at least this probability, in (0, 1]."""
     top_k: int = -1
@@ -132,7 +135,7 @@ class RolloutConfig:
     do_sample: bool = True
     """False is greedy decoding in training: for debugging."""
     temperature: float = 1.0
-    """Sampling temperature, > 0. Log-probs are of the distribution at this temperature."""
+    """Sampling temperature, >= 0.01. Log-probs are of the distribution at this temperature."""
     top_p: float = 1.0
     """Nucleus: smallest set of tokens with at least this probability, in (0, 1]."""
     top_k: int = -1

@@ -18,9 +18,9 @@ from paceline.config.files import (
     checkpoint_problems,
     data_files,
     model_problems,
-    parquet_footer,
-    parquet_problems,
+    readable_head,
     reward_file_problems,
+    table_problems,
     tokenizer_problems,
     writable_problems,
 )
@@ -115,7 +115,7 @@ def _optim_ranges(section: str) -> dict[str, Range]:
 def _sampling_ranges(section: str) -> dict[str, Range]:
     return {
         f"{section}.n": _COUNT,
-        f"{section}.temperature": _POSITIVE,
+        f"{section}.temperature": Range(0.01),
         f"{section}.top_p": _PROBABILITY,
         f"{section}.top_k": _COUNT_OR_ALL,
     }
@@ -189,8 +189,8 @@ RANGES: dict[str, Range] = {
     "reward_model.reward_kwargs.overlong_buffer_cfg.len": _COUNT,
     "reward_model.reward_kwargs.overlong_buffer_cfg.penalty_factor": _NOT_NEGATIVE,
     "reward_model.reward_kwargs.max_resp_len": _COUNT,
-    "trainer.nnodes": _COUNT,
-    "trainer.n_gpus_per_node": _COUNT,
+    "trainer.nnodes": Range(1, 10_000),
+    "trainer.n_gpus_per_node": Range(1, 1_024),
     "trainer.cpus_per_device": _NOT_NEGATIVE,
     "trainer.threads_per_worker": _COUNT,
     "trainer.placement.critic_devices": _COUNT,
@@ -351,10 +351,10 @@ def _check_choice(key: str, value: str, known: Iterable[str]) -> Iterator[str]:
 def _check_data(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     if not data.train_files:
-        yield "data.train_files is not set; set it to a parquet file or a list of them."
+        yield "data.train_files is not set; set it to a data file (parquet, JSON lines, CSV) or a list of them."
     for key in ("data.train_files", "data.val_files"):
         for file in data_files(_get(cfg, key)):
-            yield from parquet_problems(key, file)
+            yield from table_problems(key, file)
     for key in ("data.prompt_key", "data.reward_fn_key"):
         if not _get(cfg, key):
             yield f"{key} is empty; set it to the name of a column."
@@ -372,7 +372,7 @@ def _check_columns(cfg: PPOConfig) -> Iterator[str]:
     all_read = True
     for key in ("data.train_files", "data.val_files"):
         files = data_files(_get(cfg, key))
-        footers = {file: footer for file in files if (footer := parquet_footer(file))}
+        footers = {file: footer for file in files if (footer := readable_head(file))}
         all_read = all_read and len(footers) == len(files)
         seen.update(name for _, columns in footers.values() for name in columns)
         lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]
@@ -773,5 +773,6 @@ def _check_tensor_parallelism(
 
 
 def _divisor_near(number: int, wanted: int) -> int:
-    """The divisor of `number` that is nearest to `wanted`."""
-    return min((size for size in range(1, number + 1) if number % size == 0), key=lambda size: abs(size - wanted))
+    """The divisor of `number` that is nearest to `wanted`, of those that are found at once."""
+    small = [size for size in range(1, min(math.isqrt(number), 10**6) + 1) if number % size == 0]
+    return min((*small, *(number // size for size in small)), key=lambda size: abs(size - wanted))

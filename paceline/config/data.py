@@ -8,12 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Parquet files of prompts, and how prompts become token ids."""
+    """Files of prompts, and how prompts become token ids."""
 
     train_files: str | list[str] | None = None
-    """Parquet file or files of training prompts."""
+    """File or files of training prompts: parquet, JSON lines (.jsonl, .json) or CSV; patterns such as data/*.jsonl."""
     val_files: str | list[str] | None = None
-    """Parquet file or files of validation prompts. null: no validation."""
+    """The same for validation prompts. null: no validation."""
     train_batch_size: int = 1024
     """Prompts per training step, >= 1."""
     val_batch_size: int | None = None

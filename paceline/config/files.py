@@ -2,22 +2,25 @@
 should be.
 
 Takes the key and its value, gives a sentence for each problem, which begins with the key. Models and data are not
-loaded: a config.json, the footer of a parquet file and the names in a Python file are read.
+loaded: a config.json, the head of a data file and the names in a Python file are read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
 import re
 import symtable
+import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.config.keys import nearest
 from paceline.config.load import is_local_path
+from paceline.config.tables import KINDS, table_head, table_problem
+from paceline.text import nearest
 
 MODEL_FILE = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -31,49 +34,34 @@ def data_files(files: str | list[str] | None) -> list[str]:
     found: list[str] = []
     for file in [files] if isinstance(files, str) else files or []:
         path = Path(file).expanduser()
-        found += [str(path)] if path.exists() else sorted(glob.glob(str(path), recursive=True)) or [file]
+        found += [str(path)] if _exists(path) else sorted(glob.glob(str(path), recursive=True)) or [file]
     return found
 
 
-def parquet_problems(key: str, file: str) -> Iterator[str]:
-    """A file that is no whole parquet file."""
+def table_problems(key: str, file: str) -> Iterator[str]:
+    """A file that is no whole table."""
     path = Path(file)
-    if not path.exists():
-        yield f"{key}: there is no file {file}. Set it to an existing parquet file."
+    if not _exists(path):
+        yield f"{key}: there is no file {file}. Set it to an existing file: {KINDS}."
     elif not path.is_file():
-        yield f"{key}: {file} is a folder. Set it to parquet files, such as [{file}/train.parquet]."
+        yield f"{key}: {file} is a folder. Set it to data files, such as [{file}/train.parquet]."
     elif not os.access(path, os.R_OK):
         yield f"{key}: {file} can't be read by this user. Change its permissions or set another file."
-    else:
-        with path.open("rb") as stream:
-            head = stream.read(4)
-            stream.seek(max(0, path.stat().st_size - 4))
-            tail = stream.read(4)
-        if head != b"PAR1":
-            yield f"{key}: {file} is not a parquet file. Convert it, for example with pandas' to_parquet."
-        elif tail != b"PAR1" or isinstance(error := _footer(file), str):
-            cause = "its end is missing" if tail != b"PAR1" else error
-            yield f"{key}: {file} is a damaged parquet file: {cause}. Write or copy it again."
+    elif (problem := table_problem(file)) is not None:
+        yield f"{key}: {file} {problem}"
 
 
-def parquet_footer(file: str) -> tuple[int, list[str]] | None:
+def readable_head(file: str) -> tuple[int, list[str]] | None:
     """Number of rows and names of columns; None if the file has problems of its own."""
-    if any(parquet_problems("", file)):
-        return None
-    footer = _footer(file)
-    assert not isinstance(footer, str)
-    return footer
+    return None if any(table_problems("", file)) else table_head(file)
 
 
-def _footer(file: str) -> tuple[int, list[str]] | str:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _exists(path: Path) -> bool:
+    """False also for what can't be a name: too long, or in a loop of links."""
     try:
-        with pq.ParquetFile(file) as parquet:
-            return parquet.metadata.num_rows, list(parquet.schema_arrow.names)
-    except (pa.ArrowException, OSError) as error:
-        return str(error).splitlines()[0].rstrip(".")
+        return path.exists()
+    except (OSError, ValueError):
+        return False
 
 
 # ------------------------------------------------------------------------------------------------------- models
@@ -174,14 +162,41 @@ def reward_file_problems(path: str, name: str) -> Iterator[str]:
 def writable_problems(key: str, folder: str) -> Iterator[str]:
     """A folder, existing or to be made, that this user can't write into."""
     path = Path(folder).expanduser()
-    if path.is_file():
+    if _exists(path) and path.is_file():
         yield f"{key}: {folder} is a file. Set it to a folder."
         return
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    there = next((parent for parent in (path, *path.parents) if _exists(parent)), Path("/"))
     if not there.is_dir():
         yield f"{key}: {folder} can't be made, because {there} is a file. Set it to another folder."
     elif not os.access(there, os.W_OK):
         yield f"{key}: {there} can't be written by this user. Change its permissions or set another folder."
+    elif (reason := _why_not_made(path, there)) is not None:
+        yield f"{key}: {shortened(folder)} can't be made: {reason}. Set it to another folder."
+
+
+def _why_not_made(path: Path, there: Path) -> str | None:
+    """What the system says to the folder and a file in it; what was made for this is removed again."""
+    made: list[Path] = []
+    try:
+        for folder in [*reversed([parent for parent in path.parents if there in parent.parents]), path]:
+            if folder != there:
+                folder.mkdir()
+                made.append(folder)
+        with tempfile.TemporaryFile(dir=path):
+            return None
+    except FileExistsError:  # another process made it a moment ago
+        return None
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    finally:
+        for folder in reversed(made):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def shortened(text: str, longest: int = 200) -> str:
+    """Text for a message."""
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
 
 def checkpoint_problems(key: str, folder: str) -> Iterator[str]:

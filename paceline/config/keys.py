@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_origin, get_type_hints
 
 from paceline.config import PPOConfig
+from paceline.text import nearest
 
 
 @dataclass(frozen=True)
@@ -63,35 +63,27 @@ def is_known_key(name: str) -> bool:
 
 
 def nearest_key(name: str) -> str | None:
-    """The known key that `name` was probably meant to be.
+    """The known key that `name` was probably meant to be; None if no key is really like it.
+
+    What is compared is the last part of a name: that sections are the same makes two keys no more alike.
 
     >>> nearest_key("actor_rollout_ref.actor.clip_ration")
     'actor_rollout_ref.actor.clip_ratio'
     >>> nearest_key("actor_rollout_ref.clip_ratio")
     'actor_rollout_ref.actor.clip_ratio'
+    >>> nearest_key("actor_rollout_ref.rollout.max_model_len")
     """
-    field = name.rpartition(".")[2]
-    longer = [known for known in known_keys() if known.startswith(name + "_")]
-    same_field = [key.name for key in known_keys().values() if key.field == field]
-    return (
-        nearest(name, same_field, cutoff=0.0)
-        or nearest(name, longer, cutoff=0.0)
-        or nearest(name, known_keys(), cutoff=0.8)
-        or _nearest_field(field)
-        or nearest(name, known_keys(), cutoff=0.6)
-    )
-
-
-def _nearest_field(field: str) -> str | None:
-    """A key whose last part is spelt nearly like `field`, if there is exactly one."""
-    close = nearest(field, {key.field for key in known_keys().values()}, cutoff=0.75)
-    names = [key.name for key in known_keys().values() if key.field == close]
-    return names[0] if len(names) == 1 else None
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The most similar of the known names, if any is similar enough."""
-    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+    section, _, field = name.rpartition(".")
+    keys = known_keys().values()
+    if longer := [key.name for key in keys if key.name.startswith(f"{name}_")]:
+        return min(longer, key=len)
+    beside = {key.field for key in keys if key.name.rpartition(".")[0] == section}
+    if close := nearest(field, beside):
+        return f"{section}.{close}".lstrip(".")
+    # In another section a field must be the same, or nearly; where several have it, the section must be alike, too.
+    elsewhere = nearest(field, {key.field for key in keys}, at_least=0.85)
+    names = [key.name for key in keys if key.field == elsewhere]
+    return names[0] if len(names) == 1 else nearest(name, names)
 
 
 def unknown_choice(key: str, asked: str, known: Iterable[str]) -> str:

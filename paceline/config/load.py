@@ -15,15 +15,21 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 from paceline.config import PPOConfig
 from paceline.config.keys import known_keys, nearest_key
+from paceline.config.secrets import remember_secrets
 from paceline.config.unsupported import UNSUPPORTED_KEYS, refused_choice
 from paceline.errors import ConfigError
+from paceline.external import KEY as EXTERNAL_KEY
 
 Config = DictConfig | Mapping[str, Any] | PPOConfig
 Problems = dict[str, str]
 """Key to message; a message begins with the key that it is about."""
+
+_TOO_LARGE = 2**63
+"""What no file and no tensor can hold."""
 
 HYDRA_KEYS = ("hydra", "defaults")
 """Top-level keys of the shipped yaml that speak to Hydra, not to us."""
@@ -66,14 +72,31 @@ def load_config(config: Config) -> PPOConfig:
 
 
 def read_config(config: Config) -> tuple[PPOConfig, Problems]:
-    """As load_config, but gives the problems back; a key with a problem has its default in the result."""
+    """As load_config, but gives the problems back; a key with a problem has its default in the result.
+
+    From here on, what is a secret in it is hidden in all that this process logs, raises and writes.
+    """
     problems: Problems = {}
     merged = _merge(to_dict(PPOConfig()), _plain(config))
     try:
         tree = _resolve(OmegaConf.create(merged), "", problems)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the configuration can't be parsed: {error}") from error
+    remember_secrets("", tree)
     return _read_section(tree, PPOConfig(), "", problems), problems
+
+
+def read_saved(file: Path) -> DictConfig:
+    """The config.yaml that a run left; a ConfigError if it can't be read as such."""
+    try:
+        saved = OmegaConf.load(file)
+        OmegaConf.to_container(saved, resolve=False)
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{file} can't be read: {reason}. Bring it back, or give another run.") from error
+    if not isinstance(saved, DictConfig):
+        raise ConfigError(f"{file} holds no keys. Bring it back, or give another run.")
+    return saved
 
 
 def to_dict(cfg: PPOConfig) -> dict[str, Any]:
@@ -237,7 +260,7 @@ def _read_number(value: Any, kind: type[int] | type[float]) -> int | float:
         number = kind(value)
     except (ValueError, OverflowError) as error:
         raise _MismatchError from error
-    if not math.isfinite(number):
+    if not math.isfinite(number) or (kind is int and abs(number) >= _TOO_LARGE):
         raise _MismatchError
     return number
 
@@ -264,6 +287,8 @@ def _wanted(hint: Any) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return f"{value:.3g}, which is too large" if abs(value) < 10**300 else "one that is too large"
     return "null" if value is None else f"{value!r} ({type(value).__name__})"
 
 
@@ -280,6 +305,8 @@ def _local(key: str, value: Any) -> Any:
         return [_local(key, item) for item in value]
     if not isinstance(value, str) or "://" in value or not value:
         return value
+    if key == EXTERNAL_KEY and (value.endswith(".py") or _is_file(f"{value}.py")):
+        return os.path.abspath(os.path.expanduser(value if value.endswith(".py") else f"{value}.py"))
     if key in PATH_KEYS or (key in MODEL_PATH_KEYS and is_local_path(value)):
         return os.path.abspath(os.path.expanduser(value))
     return value
@@ -287,4 +314,16 @@ def _local(key: str, value: Any) -> Any:
 
 def is_local_path(path: str) -> bool:
     """Whether a model path means a folder here, rather than a hub id such as org/name."""
-    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or Path(path).exists()
+    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or _exists(path)
+
+
+def _exists(path: str) -> bool:
+    """False also for what can't be a name."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_file(path: str) -> bool:
+    return _exists(path) and Path(path).is_file()

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from paceline.config.keys import is_known_key, nearest_key
+from paceline.config.keys import is_known_key, known_keys, nearest_key
+from paceline.config.secrets import masked_command
 from paceline.errors import ConfigError
 
 # Hydra's flags that are followed by a value of their own.
@@ -61,14 +62,21 @@ def _for_hydra(argument: str, has_groups: bool) -> str:
     try:
         override = OverridesParser.create().parse_override(argument)
     except HydraException as error:
+        shown = masked_command([argument])[0]
+        reason = f": {error}" if shown == argument else ""  # Hydra repeats what it can't read
         raise ConfigError(
-            f"{argument!r} is not an override: {error}. Write key=value; a value with special characters needs quotes "
+            f"{shown!r} is not an override{reason}. Write key=value; a value with special characters needs quotes "
             """that the shell leaves: "key='value'"."""
         ) from error
     key = override.key_or_group
     is_group = "/" in key or override.package is not None or (has_groups and "." not in key)
     if is_group or key.split(".")[0] == "hydra":
         return argument
+    if key in known_keys() and known_keys()[key].is_section and (override.is_delete() or override.value() is None):
+        raise ConfigError(
+            f"{argument} would drop all keys of the section {key}, with what was set before. Name the keys to change, "
+            f"such as {next(name for name in known_keys() if name.startswith(f'{key}.'))}=..."
+        )
     if override.is_delete():
         if not is_known_key(key):
             close = nearest_key(key)

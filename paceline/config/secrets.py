@@ -1,16 +1,15 @@
-"""Secrets in a configuration or a command: used, and shown nowhere."""
+"""Secrets in a configuration or a command: found by the names they are under, and from then on hidden by value."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paceline.config.keys import known_keys
+from paceline.redaction import MASK, is_secret, is_secret_name, redacted, remember
 
-MASK = "***"
-_SECRET_NAME = re.compile(r"(^|_)(token|key|apikey|secret|passw(or)?d|pwd|credentials?|auth|authorization)($|_)", re.I)
-_SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|glpat-)[A-Za-z0-9_-]{8,}|(?<=://)[^/\s@]+(?=@)")
+_ADDRESS = re.compile(r"://([^/\s@:]*):([^/\s@]+)@")
 
 
 def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
@@ -26,31 +25,99 @@ def masked(key: str, value: Any) -> Any:
     """The value of a key as it may be shown.
 
     Masked are values of users' own keys whose names look like secrets (`runtime_env.env_vars.WANDB_API_KEY`,
-    `reward_kwargs.api_key`), and in any text user and password of an address and the usual forms of tokens. Keys of
-    ours, such as data.prompt_key, hold none.
+    `reward_kwargs.api_key`) with all that is below them, and in any text what is known as a secret or has the form of
+    one. Keys of ours, such as data.prompt_key, hold none.
 
     >>> masked("a.HF_TOKEN", "x"), masked("data.prompt_key", "prompt"), masked("url", "https://me:pw@host/run")
     ('***', 'prompt', 'https://***@host/run')
+    >>> masked("login", {"credentials": {"user": "me", "words": ["a"]}, "accessToken": "b"})
+    {'credentials': {'user': '***', 'words': ['***']}, 'accessToken': '***'}
     """
+    hidden = _names_a_secret(key, value)
     if isinstance(value, Mapping):
-        return {name: masked(f"{key}.{name}".lstrip("."), item) for name, item in value.items()}
+        return {
+            name: _hidden(item) if hidden else masked(f"{key}.{name}".lstrip("."), item) for name, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [masked(key, item) for item in value]
-    name = re.sub(r"\W", "_", key.rpartition(".")[2])
-    if key not in known_keys() and _SECRET_NAME.search(name) and isinstance(value, str | int):
+        return [_hidden(item) if hidden else masked(key, item) for item in value]
+    if hidden:
         return MASK
-    return _SECRET_VALUE.sub(MASK, value) if isinstance(value, str) else value
+    return redacted(value) if isinstance(value, str) else value
+
+
+def remember_secrets(key: str, value: Any) -> None:
+    """Hide from now on what is a secret by its name in this value of a key, or in all that is below it."""
+    for name, text in _secrets(key, value):
+        remember(name, text)
+
+
+def _secrets(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(name, value) of each."""
+    if _names_a_secret(key, value):
+        yield from ((_field(key), text) for text in _leaves(value))
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _secrets(f"{key}.{name}".lstrip("."), item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets(key, item)
+    elif isinstance(value, str):
+        yield from (("password", match[2]) for match in _ADDRESS.finditer(value))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(item)
+    elif value is not None and not isinstance(value, bool):
+        yield str(value)
+
+
+def _names_a_secret(key: str, value: Any) -> bool:
+    return key not in known_keys() and is_secret(_field(key), value)
+
+
+def _field(key: str) -> str:
+    return re.sub(r"\W", "_", key.rpartition(".")[2])
+
+
+def _hidden(value: Any) -> Any:
+    """The value with every leaf masked."""
+    if isinstance(value, Mapping):
+        return {name: _hidden(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(item) for item in value]
+    return value if value is None or isinstance(value, bool) else MASK
 
 
 def masked_command(arguments: Sequence[str]) -> list[str]:
-    """A command line without its secrets: of `name=value`, and of `--name value`.
+    """A command line without its secrets: of `name=value`, also where the value is a section, and of `--name value`.
 
-    >>> masked_command(["train", "a.WANDB_API_KEY=1234", "--token", "5678", "trainer.seed=1"])
-    ['train', 'a.WANDB_API_KEY=***', '--token', '***', 'trainer.seed=1']
+    >>> masked_command(["train", "a.WANDB_API_KEY=1234", "--token", "5678", "trainer.seed=1", "a={HF_TOKEN: qwertz1}"])
+    ['train', 'a.WANDB_API_KEY=***', '--token', '***', 'trainer.seed=1', 'a={HF_TOKEN: ***}']
     """
     shown, name = [], ""
     for argument in arguments:
-        key, sign, value = argument.partition("=")
-        shown.append(f"{key}={masked(key.lstrip('+'), value)}" if sign else masked(name, argument))
-        name = argument if argument.startswith("--") else ""
+        key, sign, text = argument.partition("=")
+        key_name = key.lstrip("+-~")
+        if sign and text.lstrip().startswith(("{", "[")):
+            shown.append(f"{key}={_masked_section(key_name, text)}")
+        else:
+            shown.append(f"{key}={masked(key_name, text)}" if sign else masked(name, argument))
+        name = argument.lstrip("-") if argument.startswith("--") else ""
     return shown
+
+
+def _masked_section(key: str, text: str) -> str:
+    """A dict or a list as typed, without its secrets; all of it is hidden where it can't be read and names one."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        value = OverridesParser.create().parse_override(f"{key}={text}").value()
+    except HydraException:
+        return MASK if any(is_secret_name(word) for word in re.findall(r"[\w-]+", text)) else redacted(text)
+    for name, secret in _secrets(key, value):
+        remember(name, secret)
+        text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", MASK, text)
+    return redacted(text)

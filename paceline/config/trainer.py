@@ -29,9 +29,9 @@ class TrainerConfig:
     """The run."""
 
     nnodes: int = 1
-    """Nodes, >= 1."""
+    """Nodes, in [1, 10000]."""
     n_gpus_per_node: int = 1
-    """Devices per node, >= 1: GPUs, or worker processes on a CPU."""
+    """Devices per node, in [1, 1024]: GPUs, or worker processes on a CPU."""
     device: Literal["cuda", "npu", "cpu"] | None = None
     """What a device is. null: what this machine has."""
     cpus_per_device: float = 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from paceline.config.data import DataConfig
 from paceline.config.files import data_files
+from paceline.config.tables import table_format
 from paceline.errors import CheckpointError
 
 __all__ = ["DataFiles"]
@@ -79,14 +80,18 @@ class DataFiles:
 
 
 def _describe(file: str) -> FileRecord:
-    """Size and time of a file, and a hash of its footer, which has the place, size and range of every column."""
+    """Size and time of a file, and a hash of its footer, which has the place, size and range of every column.
+
+    A file without a footer is hashed as a whole.
+    """
     path = Path(file)
     try:
         with path.open("rb") as stream:
             status = path.stat()
-            stream.seek(max(0, status.st_size - 8))
-            length = int.from_bytes(stream.read(4), "little")
-            stream.seek(max(0, status.st_size - 8 - length))
+            if table_format(file) == "parquet":
+                stream.seek(max(0, status.st_size - 8))
+                length = int.from_bytes(stream.read(4), "little")
+                stream.seek(max(0, status.st_size - 8 - length))
             footer = hashlib.blake2b(stream.read(), digest_size=16).hexdigest()
     except OSError:
         return {"path": file, "size": None}

@@ -1,7 +1,7 @@
-"""Parquet files of prompts: which of their columns are read, and how many of their rows.
+"""Files of prompts: which of their columns are read, and how many of their rows.
 
-The footers come first. They say how large each column is, so that one that nobody asked for can't fill the memory:
-columns that are left out are never decoded.
+The footers of parquet files come first. They say how large each column is, so that one that nobody asked for can't fill
+the memory: columns that are left out are never decoded. JSON lines and CSV are read as a whole.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.config.data import DataConfig
+from paceline.config.tables import read_table, table_format, table_head, table_problem
 from paceline.errors import ConfigError, DataError
 from paceline.schema import COLUMNS
 
@@ -47,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _File:
-    """What the footer of a file says."""
+    """What the head of a file says: the footer of a parquet file."""
 
     path: str
     num_rows: int
@@ -56,6 +57,8 @@ class _File:
     """Bytes that each column takes in memory, for these rows."""
     repeating: list[str]
     """Leaf columns of texts that are stored once each, however often they occur."""
+    table: pa.Table | None = None
+    """The rows, if reading the head means reading all."""
 
 
 def read_sources(files: str | Path | Sequence[str | Path], config: DataConfig, max_samples: int = -1) -> list[Source]:
@@ -63,7 +66,7 @@ def read_sources(files: str | Path | Sequence[str | Path], config: DataConfig, m
     found: list[_File] = []
     num_rows = 0
     for path in _expand(files):
-        found.append(_read_footer(path, config.prompt_key, max_samples - num_rows if max_samples >= 0 else None))
+        found.append(_read_head(path, config.prompt_key, max_samples - num_rows if max_samples >= 0 else None))
         num_rows += found[-1].num_rows
     if not num_rows:
         raise DataError(
@@ -75,15 +78,29 @@ def read_sources(files: str | Path | Sequence[str | Path], config: DataConfig, m
     for file in found:
         if file.num_rows:
             sources.append(Source(file.path, _read_columns(file, columns), first))
+            _check_source_column(sources[-1], config.reward_fn_key)
             first += file.num_rows
     return sources
+
+
+def _check_source_column(source: Source, name: str) -> None:
+    """What names a row's scorer is text, or missing."""
+    if name not in source.table.column_names:
+        return
+    kind = source.table.schema.field(name).type
+    text = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_null(text)):
+        raise DataError(
+            f"{source.path} has {kind} in the column {name!r}, which names the scorer of a row as text, such as "
+            "'openai/gsm8k'. Write it so, or set data.reward_fn_key to another column."
+        )
 
 
 def _expand(files: str | Path | Sequence[str | Path]) -> list[str]:
     """Existing files, in the given order; the files of a glob in alphabetical order."""
     patterns = [files] if isinstance(files, str | Path) else list(files)
     if not patterns:
-        raise DataError("No data files are given; set data.train_files to a parquet file.")
+        raise DataError("No data files are given; set data.train_files to a data file.")
     paths: list[str] = []
     for pattern in patterns:
         expanded = Path(pattern).expanduser()
@@ -103,13 +120,21 @@ def _open(path: str, **options: Any) -> Iterator[pq.ParquetFile]:
         raise DataError(f"{path} can't be read as parquet: {error}") from error
 
 
-def _read_footer(path: str, prompt_key: str, max_rows: int | None) -> _File:
-    with _open(path) as file:
-        metadata, names = file.metadata, file.schema_arrow.names
+def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _File:
+    if problem := table_problem(path):
+        raise DataError(f"{path} {problem}")
+    if table_format(path) == "parquet":
+        with _open(path) as file:
+            metadata, names = file.metadata, file.schema_arrow.names
+    else:
+        table = read_table(path, max_rows)
+        names = table.column_names
     if prompt_key not in names:
         raise DataError(
             f"{path} has no column {prompt_key!r}; it has {', '.join(names) or 'none'}. Set data.prompt_key."
         )
+    if table_format(path) != "parquet":
+        return _File(path, table.num_rows, {name: table.column(name).nbytes for name in names}, [], table)
     num_rows = metadata.num_rows if max_rows is None else min(metadata.num_rows, max_rows)
     share = num_rows / max(1, metadata.num_rows)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -161,8 +186,7 @@ def _check_names(config: DataConfig, known: set[str]) -> None:
     if not wanted <= known:
         for files in (config.train_files, config.val_files):
             for path in _expand(files) if files else ():
-                with _open(path) as file:
-                    known = known.union(file.schema_arrow.names)
+                known = known.union(table_head(path)[1])
     for name in sorted(wanted - known):
         raise ConfigError(
             f"data.keep_columns has {name!r}, and no file has such a column; they have {', '.join(sorted(known))}."
@@ -192,6 +216,8 @@ def _mebibytes(size: int) -> str:
 
 def _read_columns(file: _File, columns: set[str]) -> pa.Table:
     names = [name for name in file.sizes if name in columns]
+    if file.table is not None:
+        return file.table.select(names)
     with _open(file.path, read_dictionary=file.repeating) as parquet:
         # A column named a.b also matches part b of a column named a; select leaves that out again.
         return pa.Table.from_batches(_batches(parquet, names, file.num_rows)).select(names)

@@ -1,4 +1,4 @@
-"""Prompts from parquet files, tokenised once at the start, or in an earlier run.
+"""Prompts from data files, tokenised once at the start, or in an earlier run.
 
 All prompts are tokenised when the dataset is made, so that a malformed or overlong one is found then and not in the
 middle of a run. Token ids are kept in one flat array, other columns as Arrow tables, from which a row becomes Python
@@ -36,7 +36,7 @@ class RLHFDataset(torch.utils.data.Dataset):
     """Prompts as token ids, with the other columns of the files for the rewards.
 
     Args:
-        files: parquet files; `~` and globs are expanded.
+        files: parquet, JSON lines or CSV; `~` and globs are expanded.
         tokenizer: has a padding token, and a chat template if prompts are chats.
         config: `prompt_key`, `reward_fn_key`, `keep_columns`, `max_prompt_length`, `truncation`,
             `filter_overlong_prompts`, `return_raw_chat`, `cache_dir`.
@@ -63,7 +63,9 @@ class RLHFDataset(torch.utils.data.Dataset):
         self.config = config
         self._sources = read_sources(files, config, max_samples)
         tokens = self._token_ids()
-        self._rows = self._select(np.array([len(ids) for ids in tokens]))
+        lengths = np.array([len(ids) for ids in tokens])
+        self._rows = self._select(lengths)
+        self.num_cut = int((lengths[self._rows] > config.max_prompt_length).sum())
         kept = [self._truncate(tokens[row]) for row in self._rows]
         self._ends = np.cumsum([len(ids) for ids in kept])
         self._tokens = np.concatenate(kept)
@@ -100,6 +102,10 @@ class RLHFDataset(torch.utils.data.Dataset):
             "index": row,
             **columns,
         }
+
+    def largest_token(self) -> int:
+        """The largest id in the prompts: the model must have an embedding for it."""
+        return int(self._tokens.max())
 
     def column(self, name: str) -> list[Any]:
         """The values of an extra column for all prompts, None where it was not in the file or not kept."""

@@ -19,7 +19,10 @@ logger = logging.getLogger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REFUSED = (errno.EROFS, errno.EACCES, errno.EPERM)
-_DISK = (*_FULL, *_REFUSED, errno.EFBIG, errno.EIO, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
+_DISK = (
+    *_FULL, *_REFUSED, errno.EFBIG, errno.EIO, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ELOOP,
+    errno.ENAMETOOLONG, errno.ESTALE,
+)  # fmt: skip
 _GO_ON = "Then start again: the run goes on from its last complete checkpoint, which is as it was."
 
 
@@ -32,6 +35,10 @@ def storage_error(folder: Path, error: Exception) -> StorageError:
     # torch and safetensors don't pass the system's number on; what is left of the disk tells.
     if number in _FULL or (number is None and free < 1):
         advice = f"Its disk is full, {free:.1f} MiB are free: make room. {_GO_ON}"
+    elif number == errno.ENOENT and there != folder:
+        advice = (
+            "The folder was removed while the run wrote to it, with the checkpoints in it. Start again in a new one."
+        )
     elif number in _REFUSED:
         advice = f"The folder is read-only for this user: change that, or set trainer.default_local_dir. {_GO_ON}"
     else:
@@ -45,7 +52,8 @@ def storage_errors_in_words(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _DISK:
+        was_removed = error.errno == errno.ENOENT and not folder.exists()
+        if error.errno not in _DISK and not was_removed:
             raise
         raise storage_error(folder, error) from error
 

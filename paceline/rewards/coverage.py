@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -13,6 +12,7 @@ from paceline.config.reward import DEFAULT_SOURCE
 from paceline.errors import ConfigError, DataError, UnknownDataSourceError
 from paceline.rewards.combine import Weights, uses_model
 from paceline.rewards.registry import MODEL_SOURCES
+from paceline.text import did_you_mean
 
 __all__ = ["Coverage", "ground_truth", "wants_model"]
 
@@ -63,8 +63,7 @@ class Coverage:
                 f"reward_model.enable=True and reward_model.model.path, or custom_reward_function.path. {self._known()}"
             )
         if unknown:
-            near = difflib.get_close_matches(str(next(iter(unknown))), self.known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(str(next(iter(unknown))), self.known)
             by_model = ", or name it in reward_model.weights for the model to score it" if self.has_model else ""
             raise UnknownDataSourceError(
                 f"No scorer for {self.key} {self._counts(unknown)}.{hint} {self._known()} Set "

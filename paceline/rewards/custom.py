@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import pickle
 import platform
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.rewards.function_server import import_file
 from paceline.rewards.functions import RewardFunction
+from paceline.text import did_you_mean
 
 __all__ = ["CustomReward", "load_custom_reward"]
 
@@ -55,8 +55,7 @@ def load_custom_reward(
     fn = getattr(module, name, None)
     if fn is None:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        near = difflib.get_close_matches(name, functions, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, functions)
         raise ConfigError(
             f"custom_reward_function.name={name!r}: {file} has no such function.{hint} "
             f"It has: {', '.join(functions) or 'none'}."

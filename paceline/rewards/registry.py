@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from paceline.errors import ConfigError, UnknownDataSourceError
 from paceline.rewards.score import code, gsm8k, hellaswag, math
+from paceline.text import did_you_mean
 
 __all__ = [
     "CODE_SOURCES",
@@ -64,8 +64,7 @@ def get_scorer(data_source: str) -> Scorer:
             f"custom_reward_function.path. Sources with a rule: {', '.join(known_sources())}."
         )
     if scorer is None:
-        near = difflib.get_close_matches(str(data_source), _SCORERS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(data_source), _SCORERS)
         raise UnknownDataSourceError(
             f"No scorer for data_source={data_source!r}.{hint} Known: {', '.join(known_sources())}. "
             "Set custom_reward_function.path, or add one with paceline.rewards.register_scorer."
@@ -103,7 +102,7 @@ def _check_keywords(fn: Callable[..., Any], wanted: Sequence[str], what: str) ->
         ) from None
 
 
-for _name in ("openai/gsm8k", "gsm8k"):
+for _name in ("openai/gsm8k", "gsm8k", "paceline/sums"):
     register_scorer(_name, gsm8k.compute_score, gsm8k.compute_scores)
 for _name in (
     "lighteval/MATH",

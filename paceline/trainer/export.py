@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from paceline.config import ModelConfig, PPOConfig
-from paceline.config.load import read_config
+from paceline.config.load import read_config, read_saved
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine import Engine, EngineSpec, get_engine
 from paceline.engine.lora import ADAPTER_CONFIG, LoraSpec, read_lora_config
@@ -86,14 +85,18 @@ def export_run(
 
 
 def _read_run(run: Path) -> PPOConfig:
-    for name in ("config.yaml", "checkpoints"):
-        if not (run / name).exists():
-            raise CheckpointError(
-                f"{run} is no run: it has no {name}. Give the folder of a run, which trainer.default_local_dir names "
-                "(else runs/<project>/<experiment>)."
-            )
+    if not (run / "config.yaml").exists():
+        raise CheckpointError(
+            f"{run} is no run: it has no config.yaml. Give the folder of a run, which trainer.default_local_dir names "
+            "(else runs/<project>/<experiment>)."
+        )
+    if not (run / "checkpoints").exists():
+        raise CheckpointError(
+            f"{run} is a run without checkpoints, so there is no trained model to export. Train it with "
+            "trainer.save_freq set, which saves every so many steps and at the end."
+        )
     # Only the models' sections matter: keys of another version elsewhere are no reason to stop.
-    cfg, _ = read_config(OmegaConf.load(run / "config.yaml"))
+    cfg, _ = read_config(read_saved(run / "config.yaml"))
     return cfg
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -30,6 +31,8 @@ from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
+from paceline.external import import_external
+from paceline.log_file import log_to_file, log_to_terminal
 from paceline.trainer.device import detect_device, joins_cluster
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
@@ -101,12 +104,12 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
-        from paceline.log_file import log_to_file
         from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
 
         configure_logging()
         log_to_file("driver")
         start_actor_heartbeat()
+        import_external(load_config(config).actor_rollout_ref.model.external_lib)
         trainer = self.build_trainer(config)
         trainer.init_workers()
         trainer.fit()
@@ -150,6 +153,7 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     paceline raises in there is raised here as itself.
     """
     cfg = complete_config(config)
+    look_ahead(cfg, task_runner_class or TaskRunner)
     if cfg.trainer.dry_run:
         sys.stdout.write(dry_run_text(cfg))
         return
@@ -166,11 +170,31 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         run_with_restarts(task_runner_class or TaskRunner, session, with_device(cfg))
 
 
+def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
+    """Raise what is wrong with models, prompts and rewards before Ray starts; of a runner of other making, nothing."""
+    from paceline.trainer.preflight import crowded_cores, preflight
+
+    if remark := crowded_cores(cfg):
+        logger.warning("%s", remark)
+    if isinstance(task_runner_class, type) and issubclass(task_runner_class, TaskRunner):
+        preflight(cfg, reads_data=task_runner_class.build_trainer is TaskRunner.build_trainer)
+
+
 def complete_config(config: Config) -> PPOConfig:
     """`config` over the defaults, checked, with the device and the run's folder filled in."""
     cfg, _ = read_config(config)
+    problems: list[str] = []
+    try:
+        import_external(cfg.actor_rollout_ref.model.external_lib)
+    except ConfigError as error:
+        problems = error.problems
     known = known_names(cfg)
-    cfg = validate(config, known=known)
+    try:
+        cfg = validate(config, known=known)
+    except ConfigError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigError(problems)
     trainer = cfg.trainer
     # Asked last, because it loads torch: a bad configuration is answered without it.
     device = trainer.device or (None if joins_cluster(cfg) else detect_device())
@@ -280,7 +304,7 @@ def _warn_of_memory(cfg: PPOConfig) -> None:
 
 def configure_logging() -> None:
     """One readable line per record, unless the program has set up logging itself."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_terminal()
 
 
 @contextmanager
@@ -311,14 +335,17 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
-    with errors_as_exit_codes(), _hydra_errors_as_ours():
+    with errors_as_exit_codes(), _hydra_errors_as_ours(getattr(hydra_main, "__wrapped__", None)):
         sys.argv[1:] = check_overrides(arguments)
         hydra_main()
 
 
 @contextmanager
-def _hydra_errors_as_ours() -> Iterator[None]:
-    """What Hydra says of a yaml or an override as a ConfigError; by itself it shows a traceback for a broken yaml."""
+def _hydra_errors_as_ours(task: Callable[..., Any] | None) -> Iterator[None]:
+    """What Hydra says of a yaml or an override as a ConfigError; by itself it shows a traceback for a broken yaml.
+
+    What comes out of `task`, the function that Hydra calls, is left as it is.
+    """
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print
     try:
@@ -326,6 +353,11 @@ def _hydra_errors_as_ours() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         cause = f" {error.__cause__}" if isinstance(error.__cause__, OmegaConfBaseException) else ""
         raise ConfigError(f"{error}{cause}") from error
+    except OSError as error:  # of a folder that Hydra was told to make
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        if task is None or any(frame.f_code is task.__code__ for frame in frames):
+            raise
+        raise ConfigError(f"hydra.run.dir can't be made: {error}. Leave it out, or set another folder.") from error
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 import psutil
 
 from paceline.config import PPOConfig
-from paceline.config.keys import nearest
-from paceline.config.secrets import masked, without_secrets
+from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
+from paceline.text import nearest
 from paceline.trainer.constants_ppo import merged_runtime_env
 
 logger = logging.getLogger(__name__)
@@ -235,9 +235,7 @@ def start_ray(cfg: PPOConfig) -> bool:
     except (ConnectionError, ValueError) as error:  # no cluster at that address, or keys that only a new one takes
         if not is_own and isinstance(error, ConnectionError) and (reason := _why_refused(ray_init["address"])):
             raise ConfigError(_refused(given, reason)) from error
-        raise ConfigError(
-            f"Ray can't be started with ray_kwargs.ray_init of {given}: {masked('', str(error))}"
-        ) from error
+        raise ConfigError(f"Ray can't be started with ray_kwargs.ray_init of {given}: {error}") from error
     return is_own
 
 

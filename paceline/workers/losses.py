@@ -42,10 +42,6 @@ class MiniBatch:
         normaliser = LossNormaliser(self.num_tokens, self.num_sequences, mask.shape[-1])
         return lambda matrix: agg_loss(matrix, mask, mode, normaliser)
 
-    def per_token(self, total: Tensor) -> Tensor:
-        """This share of a mean over the mini-batch's tokens; 0 where all responses are empty."""
-        return total / max(self.num_tokens, 1)
-
 
 def actor_loss(config: ActorConfig, mini_batch: MiniBatch) -> LossFn:
     """Policy loss, less the entropy bonus, plus the KL loss."""

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from paceline import cli
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, PacelineError
 from paceline.trainer import export
 from paceline.trainer.export import export_run
 from paceline.trainer.ppo.roles import Role
@@ -189,7 +189,12 @@ def damage_adapter(run: Path) -> None:
     ("damage", "options", "message"),
     [
         (lambda run: (run / "config.yaml").unlink(), {}, r"is no run: it has no config\.yaml"),
-        (lambda run: shutil.rmtree(run / "checkpoints"), {}, "is no run: it has no checkpoints"),
+        (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe"), {}, r"config\.yaml can't be read"),
+        (
+            lambda run: shutil.rmtree(run / "checkpoints"),
+            {},
+            "is a run without checkpoints, so there is no trained model",
+        ),
         (lambda run: [shutil.rmtree(path) for path in run.glob("checkpoints/global*")], {}, "has no checkpoint"),
         (lambda run: None, {"step": 5}, "no checkpoint of step 5; there are those of 4, 8, 12, 16"),
         (damage_manifest, {}, r"no whole actor to read: global_step_16/manifest\.json can't be read"),
@@ -207,7 +212,7 @@ def test_what_can_not_be_exported_is_said_and_nothing_is_written(
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     damage(run)
-    with pytest.raises(CheckpointError, match=message):
+    with pytest.raises(PacelineError, match=message):
         export_run(run, tmp_path / "out", **options)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from paceline.errors import CheckpointError, StorageError
+from paceline.errors import CheckpointError, PacelineError, StorageError
 from paceline.trainer.ppo.checkpoint import latest_checkpoint, verify_checkpoint
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.run_lock import run_lock
@@ -150,6 +150,31 @@ def test_a_disk_that_becomes_read_only_ends_the_run_in_words(
     with pytest.raises(StorageError, match=r"read-only for this user.*The last checkpoint is of step 1"):
         trainer.fit()
     assert_one_is_intact(tmp_path / "run", 1)
+
+
+def test_a_folder_that_is_removed_during_the_run_ends_it_in_words(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    trainer = build_in_process(config(material, run_dir))
+    before(trainer, "generate", 3, lambda: shutil.rmtree(run_dir), monkeypatch)
+    with pytest.raises(StorageError, match="The folder was removed while the run wrote to it"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"trainer: [1\n"])
+def test_a_config_of_an_earlier_session_that_cant_be_read_is_kept_and_no_reason_to_stop(
+    material: Path, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    train_in_process(config(material, tmp_path, trainer__total_training_steps=1))
+    assert (tmp_path / "config.1.yaml").read_bytes() == content
+
+
+def test_a_circle_of_links_in_the_place_of_the_checkpoints_is_named(material: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(tmp_path / "checkpoints")
+    with pytest.raises(PacelineError, match="checkpoints"):
+        train_in_process(config(material, tmp_path))
 
 
 def test_a_file_in_the_place_of_the_checkpoints_is_named(material: Path, tmp_path: Path) -> None:

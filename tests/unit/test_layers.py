@@ -18,6 +18,8 @@ LEVELS = {
     "text": 0,
     "log_file": 0,
     "machine": 0,
+    "redaction": 0,
+    "external": 0,
     "config": 1,
     "algorithms": 2,
     "engine": 3,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,7 +92,10 @@ def run(placement: str, overrides: Sequence[str]) -> str | None:
         config.actor_rollout_ref.model.path = "quickstart"
     complete_config(config)
     if config.trainer.dry_run:
-        run_ppo(config)
+        with tempfile.TemporaryDirectory() as folder:
+            if makes_model:
+                config.actor_rollout_ref.model.path = str(_save_untrained(Path(folder), config.trainer.seed))
+            run_ppo(config)
         return None
 
     logger.info("quickstart: %s placement, run folder %s", placement, run_dir)
@@ -147,6 +151,19 @@ def prepare_model(folder: Path, seed: int) -> Path:
     model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     temporary.rename(folder)
+    return folder
+
+
+def _save_untrained(folder: Path, seed: int) -> Path:
+    """The model as it is before it was pre-trained: enough for a look."""
+    from transformers.utils import logging as transformers_logging
+
+    from paceline.cli.quickstart.model import build_model, build_tokenizer
+
+    transformers_logging.disable_progress_bar()
+    tokenizer = build_tokenizer()
+    build_model(tokenizer, seed).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder
 
 

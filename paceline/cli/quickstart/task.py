@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-DATA_SOURCE = "openai/gsm8k"
+DATA_SOURCE = "paceline/sums"
+"""Scored as GSM8K is: by the number after `####`."""
 LEFT, RIGHT = range(10, 90), range(10)
 NUM_TRAINING = 640
 NUM_VALIDATION = 160

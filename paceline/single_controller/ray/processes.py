@@ -10,6 +10,8 @@ from typing import Any
 import ray
 
 from paceline.errors import WorkerError
+from paceline.external import imported_modules
+from paceline.redaction import known_secrets
 from paceline.single_controller.base.worker import WorkerContext
 from paceline.single_controller.ray.heartbeat import forget_beats
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
@@ -61,7 +63,7 @@ class WorkerProcesses:
         logger.info("%s: %d workers on pool %s (%s)", self.title, len(self.processes), self.pool.name, places)
 
     def _construct_workers(self) -> None:
-        locations: list[Location] = self._ask("locate", [()] * len(self.processes))
+        locations: list[Location] = self._ask("prepare", [(imported_modules(), known_secrets())] * len(self.processes))
         nodes = [location.node_id for location in locations]
         specs = ray.put(self.roles)
         arguments = []

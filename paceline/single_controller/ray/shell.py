@@ -15,8 +15,10 @@ import ray
 import torch
 
 from paceline.errors import RemoteCause, WorkerError
-from paceline.log_file import FORMAT, log_to_file
+from paceline.external import import_external
+from paceline.log_file import log_to_file, log_to_terminal
 from paceline.machine import num_cores
+from paceline.redaction import remember_all
 from paceline.single_controller.base.dispatch import drop_padding
 from paceline.single_controller.base.inputs import run_method
 from paceline.single_controller.base.records import CallRecord
@@ -85,7 +87,14 @@ class WorkerShell:
     def __repr__(self) -> str:
         return f"{self._process_roles}[{self._rank}]"  # Ray prefixes this process's output with it
 
-    def locate(self) -> Location:
+    def prepare(self, modules: tuple[str, ...], secrets: frozenset[str]) -> Location:
+        """Import what the driver was told to import, hide what it hides, and say where this process runs.
+
+        What comes later may be of classes of those modules.
+        """
+        remember_all(secrets)
+        for module in modules:
+            import_external(module)
         # The socket stays bound until the process ends, so that no other program is given the port before rank 0
         # listens on it; SO_REUSEADDR lets that happen.
         self._port_holder = socket.socket()
@@ -99,7 +108,7 @@ class WorkerShell:
     ) -> CallRecord:
         """Set the environment, then construct the worker of every role. `num_neighbours` share this node's cores."""
         start = time.time()
-        logging.basicConfig(level=logging.INFO, format=FORMAT)
+        log_to_terminal()
         if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
             for handler in logging.getLogger().handlers:
                 handler.setLevel(logging.WARNING)

@@ -145,6 +145,10 @@ def require_intact(folder: Path) -> None:
 def _problems(folder: Path, *, hashes: bool) -> list[str]:
     """As `verify_checkpoint`, but a checkpoint of a version that wrote no manifest is whole if it has its state."""
     if (folder / STATE).exists() and not (folder / MANIFEST).exists():
+        try:
+            read_state(folder)
+        except CheckpointError as error:
+            return [str(error)]
         return []
     return verify_checkpoint(folder, hashes=hashes)
 
@@ -234,7 +238,10 @@ def first_whole_part(folders: Sequence[Path], part: str) -> Path:
 
 
 def _newest_first(checkpoints: Path) -> list[Path]:
-    folders = [folder for folder in checkpoints.glob("global_step_*") if step_of(folder) is not None]
+    try:
+        folders = [folder for folder in checkpoints.glob("global_step_*") if step_of(folder) is not None]
+    except OSError as error:  # such as a loop of links
+        raise CheckpointError(f"{checkpoints} can't be read: {error}. {_START_ANEW}") from error
     return sorted(folders, key=_step_in_name, reverse=True)
 
 
@@ -264,16 +271,19 @@ def read_state(folder: Path) -> dict[str, Any]:
     """The driver's part of a checkpoint: step, data position, KL coefficient."""
     path = folder / STATE
     try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError) as error:
+        state = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} can't be read ({error}).") from error
+    if not isinstance(state, dict) or type(state.get("global_step")) is not int:
+        raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} has no global_step.")
+    return state
 
 
 def rewind(checkpoints: Path, folder: Path) -> None:
     """Make `folder` the latest checkpoint of its run, and set those of the branch that is left aside."""
     step = int(read_state(folder)["global_step"])
     for other in _newest_first(checkpoints):
-        if _step_in_name(other) >= step and other.resolve() != folder.resolve():
+        if _step_in_name(other) >= step and os.path.realpath(other) != os.path.realpath(folder):
             keep_old(other)
     _point_to(checkpoints, step)
 

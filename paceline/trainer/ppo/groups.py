@@ -146,5 +146,9 @@ def count_optimizer_steps(
     if drop_last and sizes[-1] < batch:
         sizes.pop()
     per_batch = [num_mini_batches(size, trained.ppo_mini_batch_size) * trained.ppo_epochs for size in sizes]
-    steps = range(first_step - 1, last_step)
-    return max(1, sum(per_batch[step % len(per_batch)] for step in steps))
+
+    def until(step: int) -> int:
+        epochs, rest = divmod(step, len(per_batch))
+        return epochs * sum(per_batch) + sum(per_batch[:rest])
+
+    return max(1, until(max(last_step, first_step - 1)) - until(first_step - 1))

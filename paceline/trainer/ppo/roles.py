@@ -1,16 +1,7 @@
 """Roles, and which pool each of them runs on.
 
-A new role needs no change here: define an Enum of your own and use its members as keys beside ours,
-
-    class MyRole(Enum):
-        Judge = "judge"
-
-    role_worker_mapping = {Role.ActorRollout: ActorRolloutRefWorker, MyRole.Judge: JudgeWorker}
-    mapping = {Role.ActorRollout: "global_pool", MyRole.Judge: "global_pool"}
-
-and after `init_workers()` its worker group is `trainer.worker_groups[MyRole.Judge]`. Its worker is constructed with the
-keyword arguments `config` (the whole PPOConfig), `role` ("judge") and `run` (a RunContext); a registered `init_model`
-is called at the start. (A Python Enum that has members can't be subclassed.)
+A new role needs no change here: members of any Enum are keys beside ours. (A Python Enum that has members can't be
+subclassed.) docs/single_controller.md shows how to add one.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from paceline.config import PPOConfig
 from paceline.config.load import to_dict
 from paceline.config.secrets import without_secrets
 from paceline.protocol import DataProto
+from paceline.redaction import redacted
 from paceline.report.dumps import dump_generations, generation_rows
 from paceline.report.environment import ENVIRONMENT_FILE, describe_environment
 from paceline.report.files import keep_old, write_atomically
@@ -110,9 +111,10 @@ class RunLog:
     @staticmethod
     def _write_config(path: Path, text: str) -> None:
         """The configuration of this session; another one of an earlier session is kept."""
-        if path.exists() and path.read_text() != text:
+        content = text.encode()
+        if path.exists() and path.read_bytes() != content:
             keep_old(path)
-        path.write_text(text)
+        path.write_bytes(content)
 
     @staticmethod
     def _write_environment(path: Path, config: PPOConfig) -> None:
@@ -219,7 +221,7 @@ class RunLog:
 
     def end(self, state: State, error: BaseException | None = None) -> None:
         """Say how the run ended."""
-        self._status.close(state, f"{type(error).__name__}: {error}" if error is not None else None)
+        self._status.close(state, redacted(f"{type(error).__name__}: {error}") if error is not None else None)
 
     def close(self) -> None:
         """Write what is left. Never raises: it runs also when a run fails, and must not hide why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -127,6 +128,10 @@ class Checkpoints:
         if folder is None:
             return False
         state = read_state(folder)
+        if lacking := [name for name in ("dataloader", "kl_ctrl") if not isinstance(state.get(name), dict)]:
+            raise CheckpointError(
+                f"{folder} is no complete checkpoint: trainer.json has no {' and no '.join(lacking)}."
+            )
         position = trainer.data_files.position_after(state, trainer.train_dataloader.state_dict())
         groups = self._saved_groups()
         missing = [name for name in ("actor", "critic") if name in groups and not (folder / name).is_dir()]
@@ -152,7 +157,9 @@ class Checkpoints:
             )
         if config.val_only:  # only a look: whatever is in the run's folder stays as it is
             return False
-        if folder.resolve().parent != self.folder.resolve():  # another run's: this folder's records begin here
+        if os.path.dirname(os.path.realpath(folder)) != os.path.realpath(
+            self.folder
+        ):  # another run's: this folder's records begin here
             keep_old(self.folder)
             return False
         rewind(self.folder, folder)

@@ -57,4 +57,12 @@ def test_an_unsupported_key_says_what_to_do_instead(capsys: pytest.CaptureFixtur
     assert "set reward_model.sandbox.url" in out(capsys, "reward_model.sandbox_fusion.url", code=1)
     assert out(capsys, "nccl_timeout", code=1).startswith("actor_rollout_ref.nccl_timeout is not supported")
     assert out(capsys, "mlflow", code=1).startswith("trainer.logger=mlflow is not supported yet; use tensorboard")
-    assert out(capsys, "profiler", code=1).count("writes timeline.json") == 5
+    assert out(capsys, "profiler", code=1).count("writes timeline.json") == 6  # with global_profiler
+
+
+def test_refused_keys_are_found_by_a_word_beside_the_keys_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    ulysses = "actor_rollout_ref.actor.ulysses_sequence_parallel_size is not supported yet"
+    assert out(capsys, "ulysses", code=1).startswith(ulysses)
+    text = out(capsys, "parallel", "size")
+    assert "actor_rollout_ref.rollout.tensor_model_parallel_size (int) = 1" in text
+    assert ulysses in text.partition("Known, and refused:")[2]

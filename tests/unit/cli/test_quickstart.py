@@ -28,7 +28,7 @@ from paceline.errors import ConfigError, WorkerError
 from paceline.rewards.score import gsm8k
 from paceline.trainer import main_ppo
 
-ACCURACY = "val-core/openai/gsm8k/acc/mean@1"
+ACCURACY = "val-core/paceline/sums/acc/mean@1"
 
 
 def write_metrics(run_dir: Path, lines: list[dict[str, Any]]) -> None:
@@ -72,7 +72,7 @@ def test_rows_are_gsm8k_style_and_survive_parquet(tmp_path: Path) -> None:
     stored = pq.read_table(tmp_path / "new" / "test.parquet").to_pylist()
     assert stored == rows(sums, "test")
     assert stored[0] == {
-        "data_source": "openai/gsm8k",
+        "data_source": "paceline/sums",
         "prompt": [{"role": "user", "content": "12+7="}],
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": "19"},

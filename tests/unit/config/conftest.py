@@ -26,8 +26,8 @@ def files(tmp_path: Path) -> dict[str, Path]:
     truncated.write_bytes(train.read_bytes()[:-10])
     damaged = tmp_path / "damaged.parquet"
     damaged.write_bytes(b"PAR1....PAR1")
-    text = tmp_path / "train.jsonl"
-    text.write_text("{}\n")
+    text = tmp_path / "train.txt"
+    text.write_text("1+1=\n")
     empty = tmp_path / "empty"
     empty.mkdir()
     reward = tmp_path / "reward.py"

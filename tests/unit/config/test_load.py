@@ -157,3 +157,28 @@ def test_the_config_layer_imports_neither_torch_nor_ray_nor_transformers():
     environment = {**os.environ, "PYTHONPATH": str(SHIPPED.parents[3])}
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert output.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "suggested"),
+    [
+        ("algorithm.rollout_correction", None),
+        ("actor_rollout_ref.rollout.max_model_len", None),
+        ("actor_rollout_ref.rollout.prompt_length", "data.max_prompt_length"),
+        ("trainer.rollout_is_threshold", None),
+        ("data.sampler", None),
+        ("trainer.ray_wait_register_center_timeout", None),
+        ("critic.n", None),
+        ("actor_rollout_ref.actor.clip_ration", "actor_rollout_ref.actor.clip_ratio"),
+        ("actor_rollout_ref.rollout.temprature", "actor_rollout_ref.rollout.temperature"),
+        ("trainer.adv_estimator", "algorithm.adv_estimator"),
+        ("algorithm.critic_warmup", "trainer.critic_warmup"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        ("actor_rollout_ref.temperature", "actor_rollout_ref.rollout.temperature"),
+        ("trainr", "trainer"),
+    ],
+)
+def test_a_suggestion_is_made_for_a_really_similar_key_and_for_no_other(unknown: str, suggested: str | None):
+    [problem] = problems_of(OmegaConf.from_dotlist([f"{unknown}=1"]))
+    expected = f"{unknown} is not a key" + (f"; did you mean {suggested}?" if suggested else ".")
+    assert problem == expected

@@ -244,7 +244,7 @@ def test_missing_file_empty_file_and_broken_file_are_named(tmp_path):
     with pytest.raises(DataError, match=r"no prompts in .*empty\.parquet"):
         RLHFDataset(tmp_path / "empty.parquet", TOKENIZER, config())
     (tmp_path / "broken.parquet").write_text("not parquet")
-    with pytest.raises(DataError, match=r"broken\.parquet can't be read as parquet"):
+    with pytest.raises(DataError, match=r"broken\.parquet is not a parquet file"):
         RLHFDataset(tmp_path / "broken.parquet", TOKENIZER, config())
 
 

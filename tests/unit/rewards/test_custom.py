@@ -51,7 +51,7 @@ def test_missing_file_is_named(tmp_path):
 
 
 def test_missing_function_suggests_the_nearest(tmp_path):
-    with pytest.raises(ConfigError, match=r"'compute_scor'.*Did you mean 'compute_score'.*anything"):
+    with pytest.raises(ConfigError, match=r"'compute_scor'.*Did you mean compute_score.*anything"):
         load_custom_reward(write(tmp_path / "rewards.py", GOOD), "compute_scor")
 
 

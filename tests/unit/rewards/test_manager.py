@@ -177,7 +177,7 @@ def test_an_unknown_source_is_an_error_that_lists_the_known_ones_and_the_nearest
     with pytest.raises(NotImplementedError) as error:
         _select_rm_score_fn("openai/gsm8")
     assert isinstance(error.value, UnknownDataSourceError)
-    assert "Did you mean 'openai/gsm8k'" in str(error.value)
+    assert "Did you mean openai/gsm8k?" in str(error.value)
     assert all(name in str(error.value) for name in known_sources())
     with pytest.raises(UnknownDataSourceError, match="1 of 1 rows"):
         RewardManager(TOKENIZER, 0)(make_batch(["x"], ["1"], "who/knows"))

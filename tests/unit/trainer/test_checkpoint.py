@@ -231,6 +231,37 @@ def test_an_older_checkpoint_without_a_manifest_counts_if_it_has_its_state(
         latest_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("state", ["{}", "[]", "1", '{"global_step": "3"}', "\xff", "{"])
+def test_a_state_that_says_no_step_is_damage_also_without_a_manifest(tmp_path: Path, state: str) -> None:
+    save(tmp_path, 2)
+    save(tmp_path, 3)
+    broken = step_folder(tmp_path, 3)
+    (broken / "manifest.json").unlink()
+    (broken / "trainer.json").write_bytes(state.encode("latin-1"))
+    assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 2)
+    with pytest.raises(CheckpointError, match="global_step_3 can't be resumed from"):
+        require_intact(broken)
+    with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+        read_state(broken)
+
+
+def test_links_that_lead_in_a_circle_are_passed_over(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    step_folder(tmp_path, 3).symlink_to(step_folder(tmp_path, 3))
+    step_folder(tmp_path, 4).symlink_to(step_folder(tmp_path, 5))
+    step_folder(tmp_path, 5).symlink_to(step_folder(tmp_path, 4))
+    assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 2)
+    rewind(tmp_path, step_folder(tmp_path, 2))
+    save(tmp_path, 6)
+    prune_checkpoints(tmp_path, 1, 1)
+    assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 6)
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises((CheckpointError, OSError)):
+        begin_checkpoint(circle, 1)
+    assert latest_checkpoint(circle) is None
+
+
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         read_state(tmp_path)

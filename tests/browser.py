@@ -95,6 +95,15 @@ class Browser:
             assert time.monotonic() < deadline, "the page did not get ready"
             time.sleep(0.05)
 
+    def go(self, address: str) -> None:
+        """Load any page, and wait until the browser has it all."""
+        self.run("window.is_left = true")
+        self.call("Page.navigate", url=address)
+        deadline = time.monotonic() + STARTUP_SECONDS
+        while not self.run("!window.is_left && document.readyState === 'complete'"):
+            assert time.monotonic() < deadline, "the page did not load"
+            time.sleep(0.05)
+
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)

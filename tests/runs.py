@@ -68,6 +68,9 @@ def base_config(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]
         "custom_reward_function.path": str(material / "reward.py"),
         "trainer.total_training_steps": 4,
         "trainer.threads_per_worker": 1,
+        # Most tests want neither, and both take time.
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
         "trainer.logger": ["console"],
         "trainer.default_local_dir": str(run_dir),
     }

@@ -598,7 +598,7 @@ def _check_run(cfg: PPOConfig, device: str | None) -> Iterator[str]:
     if cfg.data.val_files is None or cfg.data.val_files == []:
         if trainer.val_only:
             yield "trainer.val_only=True has nothing to validate on; set data.val_files."
-        if trainer.test_freq > 0:
+        if trainer.test_freq not in (None, -1):
             yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
         if trainer.log_val_generations > 0:
             yield (
@@ -617,7 +617,7 @@ def _check_run(cfg: PPOConfig, device: str | None) -> Iterator[str]:
             f"trainer.resume_from_path has no part in trainer.resume_mode={trainer.resume_mode}; set "
             "trainer.resume_mode=resume_path or leave it null."
         )
-    if trainer.max_restarts > 0 and trainer.save_freq < 1:
+    if trainer.max_restarts > 0 and trainer.save_freq in (None, -1):
         yield (
             f"trainer.max_restarts={trainer.max_restarts} with trainer.save_freq={trainer.save_freq}: there would be "
             "no checkpoint to start again from. Set trainer.save_freq, or trainer.max_restarts=0."

@@ -17,7 +17,8 @@ class DataConfig:
     train_batch_size: int = 1024
     """Prompts per training step, >= 1."""
     val_batch_size: int | None = None
-    """Prompts per validation batch, >= 1. null: train_batch_size."""
+    """Prompts per validation batch, >= 1. null: as many as keep the rollout busy and fit its memory. The results
+    are the same."""
     max_prompt_length: int = 512
     """Longest prompt in tokens, after the chat template; >= 1."""
     max_response_length: int = 512

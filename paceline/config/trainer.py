@@ -57,10 +57,10 @@ class TrainerConfig:
     """Validate before the first step."""
     val_only: bool = False
     """Validate once and stop."""
-    test_freq: int = -1
-    """Validate every so many steps, >= 1, and at the end; or -1: never (but see val_before_train)."""
-    save_freq: int = -1
-    """Save a checkpoint every so many steps, >= 1, and at the end; or -1: never."""
+    test_freq: int | None = None
+    """Validate every so many steps, >= 1, and at the end; or -1: never (but see val_before_train). null: at the end."""
+    save_freq: int | None = None
+    """Save a checkpoint every so many steps, >= 1, and at the end; or -1: never. null: at the end."""
     max_actor_ckpt_to_keep: int | None = None
     """Newest checkpoints that keep the actor, >= 1; older ones lose it, and can't be resumed from. null: all."""
     max_critic_ckpt_to_keep: int | None = None

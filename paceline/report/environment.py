@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline import __version__
 from paceline.config.secrets import masked_command
+from paceline.log_file import terminal_variables
 from paceline.machine import available_cores, total_memory
 
 ENVIRONMENT_FILE = "environment.json"
@@ -31,8 +32,8 @@ def describe_launch() -> dict[str, Any]:
 
 
 def launch_variables() -> dict[str, str]:
-    """The same, for the environment of the run's processes."""
-    return {LAUNCH_VARIABLE: json.dumps(describe_launch())}
+    """The same, for the environment of the run's processes, and where they reach this one's terminal."""
+    return {LAUNCH_VARIABLE: json.dumps(describe_launch()), **terminal_variables()}
 
 
 def describe_environment(**more: Any) -> dict[str, Any]:

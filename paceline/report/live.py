@@ -91,8 +91,12 @@ class RunView:
         if status is None or status["updated"] < self._since:  # of an earlier run in this folder
             return [("run", f"starting, {time.time() - self._since:.0f} s: processes load their models")]
         lines = self._metrics.read()
-        total = status["total_steps"]
-        rows = [("step", f"{status['step']}/{total}  {progress_bar(status['step'] / max(total, 1))}")]
+        total, first_step = status["total_steps"], status.get("first_step", 0)
+        finished = lines[-1]["step"] if lines else first_step
+        rows = [("step", f"{status['step']}/{total}  {progress_bar(finished / max(total, 1))}")]
+        if "validation" in status:
+            done, prompts = status["validation"]
+            rows.append(("validation", f"{done}/{prompts} prompts  {progress_bar(done / max(prompts, 1))}"))
         rows += [(pool, method) for pool, method in sorted(status["running"].items())]
         score = values_of(lines, SCORE)
         if score:
@@ -100,13 +104,14 @@ class RunView:
         for name in headline_metrics(lines):
             measured = values_of(lines, name)
             rows.append((name.removeprefix("val-core/"), f"{measured[-1]:.3f}  {sparkline(measured)}"))
-        seconds = values_of(lines, "timing_s/step")[-STEPS_OF_SPEED:]
-        tokens = values_of(lines, "perf/total_num_tokens")[-STEPS_OF_SPEED:]
+        # Those of an earlier start may be of another machine, with other work beside them.
+        newest = [line for line in lines if line["step"] > first_step][-STEPS_OF_SPEED:]
+        seconds, tokens = values_of(newest, "timing_s/step"), values_of(newest, "perf/total_num_tokens")
         if seconds and tokens:
             rows.append(
                 ("speed", f"{sum(tokens) / sum(seconds):,.0f} tokens/s, {statistics.mean(seconds):.1f} s a step")
             )
-            left = (total - lines[-1]["step"]) * statistics.mean(seconds)
+            left = (total - finished) * statistics.mean(seconds)
             rows.append(("left", f"about {duration(left)}"))
         return rows
 

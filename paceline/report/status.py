@@ -1,9 +1,11 @@
 """How a run stands at this moment, in status.json: for the terminal that started it, and for its report.
 
-    {"state": "running", "step": 7, "total_steps": 50, "started": 1767.0, "updated": 1790.5,
+    {"state": "running", "step": 7, "total_steps": 50, "first_step": 0, "started": 1767.0, "updated": 1790.5,
      "running": {"actor_rollout_ref_pool": "generate_sequences", "critic_pool": "update_critic"}}
 
-It is written every second. A run whose file says `running` and is old was killed, or its machine is gone.
+`first_step` is the last step of an earlier start, from whose checkpoint this one goes on. While the run validates there
+is `"validation": [640, 1319]`: prompts answered, and all. The file is written every second. A run whose file says
+`running` and is old was killed, or its machine is gone.
 """
 
 from __future__ import annotations
@@ -29,10 +31,18 @@ State = Literal["running", "finished", "stopped", "failed"]
 class StatusWriter:
     """Keeps status.json up to date from a thread, until `close`. `running` gives what runs now, by pool."""
 
-    def __init__(self, path: Path, running: Callable[[], dict[str, str]], total_steps: int) -> None:
+    def __init__(
+        self, path: Path, running: Callable[[], dict[str, str]], total_steps: int, first_step: int = 0
+    ) -> None:
         self._path = path
         self._running = running
-        self._status: dict[str, Any] = {"state": "running", "step": 0, "total_steps": total_steps}
+        self.validation = (0, 0)
+        self._status: dict[str, Any] = {
+            "state": "running",
+            "step": first_step,
+            "total_steps": total_steps,
+            "first_step": first_step,
+        }
         self._status["started"] = time.time()
         self._closed = threading.Event()
         self._write()
@@ -41,6 +51,10 @@ class StatusWriter:
 
     def set_step(self, step: int) -> None:
         self._status["step"] = step
+
+    def set_validation(self, done: int, total: int | None = None) -> None:
+        """How many prompts of a validation have been answered, and of how many if that is new; 0 of 0 at its end."""
+        self.validation = (done, self.validation[1] if total is None else total)
 
     def close(self, state: State, error: str | None = None) -> None:
         """Write the last status; a second time does nothing."""
@@ -59,7 +73,10 @@ class StatusWriter:
         # A full or unreachable disk is for the run's own records to complain of.
         with contextlib.suppress(OSError):
             running = {} if self._closed.is_set() else self._running()
-            _replace(self._path, {**self._status, "updated": time.time(), "running": running})
+            now = {"updated": time.time(), "running": running}
+            if self.validation[1]:
+                now["validation"] = self.validation
+            _replace(self._path, {**self._status, **now})
 
 
 def end_status(run_dir: Path, state: State, error: str | None = None, *, since: float = 0.0) -> None:

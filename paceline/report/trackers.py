@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from paceline.config.checks import check_loggers
 from paceline.errors import ConfigError
+from paceline.log_file import SAMPLES_LOGGER
 from paceline.report.files import append_whole, keep_old, write_atomically
 from paceline.report.json_lines import json_line, plain
 
@@ -28,14 +29,15 @@ WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 
 CONSOLE_METRICS = {
     "critic/score/mean": "score {:.3f}",
-    "actor/pg_loss": "pg_loss {:.4f}",
-    "actor/ppo_kl": "ppo_kl {:.5f}",
-    "actor/entropy": "entropy {:.3f}",
-    "response_length/mean": "length {:.1f}",
     "timing_s/step": "{:.2f} s",
-    "perf/throughput": "{:.0f} tokens/s per device",
+    "actor/ppo_kl": "kl {:.5f}",
+    "response_length/mean": "length {:.1f}",
+    "actor/entropy": "entropy {:.3f}",
+    "perf/throughput": "{:.0f} tokens/s",
+    "actor/pg_loss": "pg_loss {:.4f}",
 }
-"""Metrics of the console's line, in its order."""
+"""Metrics of the console's line, in its order; those at the end give way to what a validation measured."""
+CONSOLE_WIDTH = 80
 
 
 class Tracker(Protocol):
@@ -107,7 +109,7 @@ class Tracking:
         count = min(count, len(rows))
         chosen = [rows[place * len(rows) // count] for place in range(count)]
         for row in chosen:
-            logger.info("step %d validation\n%s", step, _as_text(row))
+            logging.getLogger(SAMPLES_LOGGER).info("step %d validation\n%s", step, _as_text(row))
         for tracker in self._text_trackers if chosen else ():
             tracker.show(chosen, step)
 
@@ -199,7 +201,7 @@ class WandbTracker:
         resumed = id_file.exists()
         if not resumed:
             write_atomically(id_file, secrets.token_hex(4).encode())
-        self._table = wandb.Table
+        self._table, self._teardown = wandb.Table, wandb.teardown
         self._run = wandb.init(
             project=project,
             name=name,
@@ -207,6 +209,10 @@ class WandbTracker:
             config=config,
             id=id_file.read_text().strip(),
             resume="allow" if resumed else None,
+            settings=wandb.Settings(silent=True),  # its banner and its summary; where the run is, is said here
+        )
+        logger.info(
+            "wandb: %s", f"offline; wandb sync {Path(self._run.dir).parent}" if self._run.offline else self._run.url
         )
         self._run.define_metric("global_step", hidden=True)
         self._run.define_metric("*", step_metric="global_step")
@@ -222,30 +228,47 @@ class WandbTracker:
 
     def close(self) -> None:
         self._run.finish()
+        # Ray ends wandb's own process with this one; at exit wandb would complain that it can't reach it.
+        self._teardown()
 
 
 def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = None) -> str:
-    """The console's line of a step; a metric that the step does not have is left out.
+    """The console's line of a step, of at most 80 columns; a metric that the step does not have is left out.
 
     Of validation it shows the accuracy, and the reward only of sources that have no accuracy.
 
-    >>> console_line({"critic/score/mean": 0.5, "timing_s/step": 1.234}, step=3, total_steps=60)
-    'step 3/60 | score 0.500 | 1.23 s'
+    >>> console_line({"critic/score/mean": 0.5, "val-core/openai/gsm8k/acc/mean@1": 0.75}, step=3, total_steps=60)
+    'step 3/60 | score 0.500 | val gsm8k acc 0.750'
     """
-    parts = [f"step {step}" if total_steps is None else f"step {step}/{total_steps}"]
-    parts += [
-        f"val {name.removeprefix('val-core/')} {value:.3f}"
+    begin = f"step {step}" if total_steps is None else f"step {step}/{total_steps}"
+    validated = [
+        _validation_part(name, value)
         for name, value in metrics.items()
         if name.startswith("val-core/")
         and isinstance(value, int | float)
         and ("/reward/" not in name or name.replace("/reward/", "/acc/") not in metrics)
     ]
-    parts += [
+    measured = [
         template.format(metrics[name])
         for name, template in CONSOLE_METRICS.items()
         if isinstance(metrics.get(name), int | float)
     ]
-    return " | ".join(parts)
+    # The score first, then what validation says, then the rest as far as there is room.
+    kept: set[str] = set()
+    room = CONSOLE_WIDTH - len(begin)
+    for part in [*measured[:1], *validated, *measured[1:]]:
+        room -= len(part) + len(" | ")
+        if room < 0:
+            break
+        kept.add(part)
+    return " | ".join([begin, *(part for part in [*measured, *validated] if part in kept)])
+
+
+def _validation_part(name: str, value: float) -> str:
+    """A metric such as val-core/openai/gsm8k/acc/mean@4, short."""
+    *source, metric, mean = name.removeprefix("val-core/").split("/")
+    samples = mean.removeprefix("mean")
+    return f"val {source[-1] if source else name} {metric}{'' if samples == '@1' else samples} {value:.3f}"
 
 
 def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

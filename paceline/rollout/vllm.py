@@ -15,6 +15,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import DataError, PacelineError
+from paceline.log_file import output_to_log_file
 from paceline.rollout.base import (
     Completion,
     RolloutEngine,
@@ -79,8 +80,11 @@ class VllmRollout(RolloutEngine):
         is_dummy = spec.config.load_format.startswith("dummy")
         sleeps = spec.config.free_cache_engine and spec.device != "cpu"
         is_shared = spec.config.tensor_model_parallel_size > 1
-        with _process_kept():
+        with _process_kept(), output_to_log_file():
             os.environ.update(_ENVIRONMENT)
+            # Its lines then go where ours go: warnings about itself to the log file. VLLM_LOGGING_LEVEL still holds.
+            if os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0") == "0":
+                logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING").upper())
             if is_shared:
                 os.environ.update(_place_of_this_rank(spec))
             from vllm import LLM

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import hydra
@@ -32,7 +33,7 @@ from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
 from paceline.external import import_external
-from paceline.log_file import log_to_file, log_to_terminal
+from paceline.log_file import configure_logging, log_process, terminal_lines
 from paceline.trainer.device import detect_device, joins_cluster
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
@@ -106,8 +107,7 @@ class TaskRunner:
         """Train to the end."""
         from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
 
-        configure_logging()
-        log_to_file("driver")
+        log_process("driver")
         start_actor_heartbeat()
         import_external(load_config(config).actor_rollout_ref.model.external_lib)
         trainer = self.build_trainer(config)
@@ -152,8 +152,12 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     a method `run(config)`, gets the complete DictConfig, and may be plain or already `ray.remote`. An error that
     paceline raises in there is raised here as itself.
     """
-    cfg = complete_config(config)
-    look_ahead(cfg, task_runner_class or TaskRunner)
+    try:
+        cfg = complete_config(config)
+        look_ahead(cfg, task_runner_class or TaskRunner)
+    except ConfigError as error:
+        shown_without_our_frames(error)
+        raise error.with_traceback(None) from None
     if cfg.trainer.dry_run:
         sys.stdout.write(dry_run_text(cfg))
         return
@@ -164,10 +168,14 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     sys.stdout.write(plan_text(cfg))
     sys.stdout.flush()
 
+    from paceline.report.closing import closing_text
     from paceline.report.live import live_view
 
-    with running_ray(cfg) as session, live_view(Path(str(cfg.trainer.default_local_dir)), cfg.trainer.live_view):
+    run_dir = Path(str(cfg.trainer.default_local_dir))
+    with running_ray(cfg) as session, live_view(run_dir, cfg.trainer.live_view), terminal_lines(run_dir / "logs"):
         run_with_restarts(task_runner_class or TaskRunner, session, with_device(cfg))
+    if not cfg.trainer.val_only:
+        sys.stdout.write(closing_text(run_dir))
 
 
 def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
@@ -178,6 +186,23 @@ def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
         logger.warning("%s", remark)
     if isinstance(task_runner_class, type) and issubclass(task_runner_class, TaskRunner):
         preflight(cfg, reads_data=task_runner_class.build_trainer is TaskRunner.build_trainer)
+
+
+def shown_without_our_frames(error: ConfigError) -> None:
+    """If nobody catches it, Python shows `error` with the lines of the user's own program and its message, no more."""
+    if sys.excepthook is not sys.__excepthook__:  # a debugger or a notebook shows errors in its own way
+        return
+
+    def show(kind: type[BaseException], raised: BaseException, trace: TracebackType | None) -> None:
+        if raised is not error:
+            sys.__excepthook__(kind, raised, trace)
+            return
+        package = os.path.dirname(os.path.dirname(__file__))
+        frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(package)]
+        sys.stderr.write("".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)]))
+        sys.stderr.write(f"{kind.__name__}: {raised}\n")
+
+    sys.excepthook = show
 
 
 def complete_config(config: Config) -> PPOConfig:
@@ -300,11 +325,6 @@ def _warn_of_memory(cfg: PPOConfig) -> None:
     warning = memory_warning(plan_memory(cfg), available_memory(cfg.trainer.device or detect_device()))
     if warning:
         logger.warning("%s", warning)
-
-
-def configure_logging() -> None:
-    """One readable line per record, unless the program has set up logging itself."""
-    log_to_terminal()
 
 
 @contextmanager

@@ -220,7 +220,12 @@ def start_ray(cfg: PPOConfig) -> bool:
     if problems:
         raise ConfigError(problems)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
-    ray_init = {"include_dashboard": False, "address": os.environ.get("RAY_ADDRESS", "local"), **ray_init}
+    ray_init = {
+        "include_dashboard": False,
+        "logging_level": logging.WARNING,
+        "address": os.environ.get("RAY_ADDRESS", "local"),
+        **ray_init,
+    }
     is_own = ray_init["address"] == "local"
     if is_own and not ray_init["include_dashboard"]:
         ray_init["_system_config"] = OWN_RAY | dict(ray_init.get("_system_config") or {})

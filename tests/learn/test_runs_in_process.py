@@ -482,3 +482,34 @@ def test_a_reward_function_that_fails_on_everything_stops_the_run_unless_it_may(
     counted = {"reward_model__on_error": "zero_and_count"}
     train_in_process(config(material, tmp_path / "counted", **changes, **counted))
     assert read_metrics(tmp_path / "counted")[1]["reward/grader_errors"] == 8
+
+
+def test_without_a_word_about_it_a_run_saves_and_validates_at_its_end(material: Path, tmp_path: Path) -> None:
+    unset = {"trainer__save_freq": None, "trainer__test_freq": None, "trainer__total_training_steps": 3}
+    train_in_process(config(material, tmp_path / "unset", **unset))
+    assert [path.name for path in (tmp_path / "unset/checkpoints").glob("global_step_*")] == ["global_step_3"]
+    assert _validated_steps(tmp_path / "unset") == [0, 3]
+    never = {**unset, "trainer__save_freq": -1, "trainer__test_freq": -1}
+    train_in_process(config(material, tmp_path / "never", **never))
+    assert not (tmp_path / "never/checkpoints").exists()
+    assert _validated_steps(tmp_path / "never") == [0]
+
+
+def _validated_steps(run: Path) -> list[int]:
+    return [line["step"] for line in read_metrics(run) if any(name.startswith("val-core/") for name in line)]
+
+
+def test_the_size_of_validation_batches_changes_nothing(material: Path, tmp_path: Path) -> None:
+    sampling = {"do_sample": True, "n": 2}
+    changes = {f"actor_rollout_ref__rollout__val_kwargs__{name}": value for name, value in sampling.items()}
+    responses = {}
+    for size in (None, 4):
+        run = tmp_path / str(size)
+        dumps = {"trainer__validation_data_dir": str(run / "dumps"), "trainer__val_only": True}
+        trainer = build_in_process(config(material, run, data__val_batch_size=size, **changes, **dumps))
+        assert len(trainer.val_dataloader) == (1 if size is None else 2)
+        trainer.fit()
+        lines = [json.loads(line) for line in (run / "dumps/0.jsonl").read_text().splitlines()]
+        responses[size] = [(line["uid"], line["prompt"], line["response"]) for line in lines]
+    assert responses[None] == responses[4]
+    assert len({response for *_, response in responses[4]}) > 2, "they were sampled"

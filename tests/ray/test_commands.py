@@ -17,6 +17,12 @@ from tests.runs import as_overrides, base_config, make_material, read_metrics
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "split_placement"
 
+SPLIT_EXAMPLE = (
+    "examples/split_placement/main_ppo_split.py",
+    "--config-path=config",
+    "--config-name=ppo_trainer_split",
+)
+
 
 def run(arguments: list[str], folder: Path, **environment: str) -> str:
     done = subprocess.run(
@@ -35,12 +41,45 @@ def test_the_split_example_trains_on_two_pools(tmp_path: Path) -> None:
     material = make_mixed_material(tmp_path / "material")
     config = mixed_config(material, tmp_path / "run", trainer__total_training_steps=2)
     config.pop("custom_reward_function.path")
-    script = ["examples/split_placement/main_ppo_split.py", "--config-path=config", "--config-name=ppo_trainer_split"]
-    run([*script, *as_overrides(config)], ROOT)
+    run([*SPLIT_EXAMPLE, *as_overrides(config)], ROOT)
     assert [line["step"] for line in read_metrics(tmp_path / "run")] == [0, 1, 2]
     timeline = (tmp_path / "run" / "timeline.json").read_text()
     assert "actor_rollout_ref_pool actor_rollout+ref rank 0" in timeline
     assert "critic_pool critic+rm rank 0" in timeline
+
+
+DYING_REWARD = '''
+import os, pathlib
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    """Its process dies once, after the first checkpoint."""
+    run = pathlib.Path(__file__).parent
+    if (run / "run/checkpoints/latest_checkpointed_iteration.txt").exists() and not (run / "died").exists():
+        (run / "died").touch()
+        os._exit(1)
+    return 1.0
+'''
+
+
+@pytest.mark.slow
+def test_the_split_example_has_restarts_the_live_view_notes_and_last_words(tmp_path: Path) -> None:
+    config = base_config(
+        make_material(tmp_path),
+        tmp_path / "run",
+        trainer__save_freq=1,
+        trainer__max_restarts=1,
+        trainer__live_view=True,
+        actor_rollout_ref__actor__use_kl_loss=False,
+        actor_rollout_ref__ref__log_prob_micro_batch_size_per_gpu=3,
+    )
+    (tmp_path / "reward.py").write_text(DYING_REWARD)
+    shown = run([*SPLIT_EXAMPLE, *as_overrides(config)], ROOT, COLUMNS="500")  # the view breaks lines at its width
+    assert (tmp_path / "died").exists()
+    assert "starting again from the last checkpoint; 0 more restarts" in shown
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 4
+    assert "no KL term is on, so there is no reference" in shown
+    assert "╭─ paceline ─" in shown
+    assert f"next: paceline report {tmp_path / 'run'}" in shown
 
 
 def test_an_estimator_a_loss_and_a_worker_of_ones_own_need_no_change_here(tmp_path: Path) -> None:

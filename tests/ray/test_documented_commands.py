@@ -66,6 +66,7 @@ NOT_RUN = {
     "make bench": "50 minutes; by hand, docs/measured.md is its output",
     "make bench-peers": "needs a package registry",
     "python -m benchmarks": "minutes on a quiet machine; by hand, most of them as parts of `make bench`",
+    "make docs-serve": "serves until it is stopped",
     "make chaos": "a quarter of an hour or more; by hand",
     "pip install": "needs a package registry",
     "paceline data gsm8k --hub": "needs the hub",

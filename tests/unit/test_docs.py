@@ -6,12 +6,14 @@ import ast
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from paceline.config.describe import walk_keys
 from paceline.config.unsupported import UNSUPPORTED_CHOICES, UNSUPPORTED_KEYS
+from tests.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -22,7 +24,38 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert built.returncode == 0, built.stdout + built.stderr
-    assert (tmp_path / "site" / "troubleshooting" / "index.html").exists()
+    assert (tmp_path / "site" / "troubleshooting.html").exists()
+    page = (tmp_path / "site" / "algorithms.html").read_text()
+    links = re.findall(r'href="(?!https?:|#)([^"#]+)', page)
+    folders = [link for link in links if not (tmp_path / "site" / link).is_file()]
+    assert folders == [], "from the disk, a link to a folder opens a list of files"
+    if CHROMIUM is not None:
+        _check_that_tables_fit(tmp_path / "site", tmp_path / "browser")
+
+
+def _check_that_tables_fit(site: Path, profile: Path) -> None:
+    tables = "[...document.querySelectorAll('.wy-table-responsive')]"
+    cut_off: list[str] = []
+    browser = Browser(profile)
+    try:
+        browser.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+        for page in sorted(site.rglob("*.html")):
+            browser.go(page.as_uri())
+            if browser.run("document.querySelectorAll('table').length") == 0:
+                continue
+            while not browser.run(f"{tables}.length"):  # the theme's script puts tables into such boxes
+                time.sleep(0.05)
+            cut_off += [page.name] * browser.run(f"{tables}.filter(t => t.scrollWidth > t.clientWidth + 1).length")
+        assert cut_off == []
+    finally:
+        browser.close()
+
+
+def test_the_readme_is_short_and_says_early_what_was_never_run():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 130
+    (said,) = [number for number, line in enumerate(lines) if "Never run on a GPU" in line]
+    assert said < 10
 
 
 def test_messages_of_troubleshooting_are_those_of_the_code():

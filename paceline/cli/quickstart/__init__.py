@@ -28,7 +28,6 @@ NUM_DEVICES = {"colocated": 1, "split": 2}
 
 PRESET = (
     "data.train_batch_size=320",
-    "data.val_batch_size=256",
     "data.max_prompt_length=8",
     "data.max_response_length=10",
     "actor_rollout_ref.actor.strategy=local",
@@ -50,8 +49,6 @@ PRESET = (
     "trainer.threads_per_worker=1",
     "trainer.total_training_steps=50",
     "trainer.test_freq=10",
-    # Saved at the end, too, however many steps are asked for: so there is a model to sample from and to export.
-    "trainer.save_freq=50",
     "trainer.project_name=quickstart",
 )
 """The run's configuration, as one would type it; what the user types comes after it and wins."""

@@ -16,6 +16,10 @@ from paceline.report.files import write_atomically
 from paceline.report.page.read import Limits, read_run
 
 PAGE_FILE = "report.html"
+NAMES_OF_RUNS = ("trainer.default_local_dir", "trainer.experiment_name", "trainer.project_name")
+"""Keys that differ between runs without making them different."""
+KEYS_IN_NAME = 3
+LONGEST_VALUE_IN_NAME = 24
 
 
 def write_page(folders: Sequence[Path], output: Path, steps: Iterable[int] = ()) -> int:
@@ -31,6 +35,8 @@ def page_data(folders: Sequence[Path], steps: Iterable[int] = ()) -> dict[str, A
     limits = Limits.shared_by(len(folders), steps)
     names = run_names(folders)
     runs = [read_run(folder, name, limits) for folder, name in zip(folders, names, strict=True)]
+    for run, what in zip(runs, differences([run["config"] for run in runs]), strict=True):
+        run["differs"] = what
     shown = {part["step"] for run in runs for part in (*run["gantt"]["steps"], *run["samples"])}
     if missing := sorted(limits.steps - shown):
         raise DataError(
@@ -56,6 +62,33 @@ def run_names(folders: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     raise DataError(f"the same run was named twice: {', '.join(map(str, folders))}")
+
+
+def differences(configs: Sequence[Sequence[tuple[str, str, str, bool]]]) -> list[str]:
+    """For each run, its values of the first keys in which the configurations differ; empty where there are none.
+
+    >>> differences([[("trainer.seed", "1", "1", False)], [("trainer.seed", "2", "1", True)]])
+    ['seed=1', 'seed=2']
+    """
+    values = [{key: value for key, value, *_ in rows} for rows in configs]
+    keys = dict.fromkeys(key for known in values for key in known if key not in NAMES_OF_RUNS)
+    differing = [key for key in keys if len({_short(known.get(key)) for known in values}) > 1]
+    # What the run learns and how comes before what it is made of.
+    differing.sort(key=lambda key: key.startswith("data."))
+    shown, rest = differing[:KEYS_IN_NAME], len(differing) - KEYS_IN_NAME
+    short = [key.rpartition(".")[2] for key in shown]
+    short = [key if short.count(name) > 1 else name for key, name in zip(shown, short, strict=True)]
+    more = [f"{rest} more"] if rest > 0 else []
+    return [
+        ", ".join([*(f"{name}={_short(known.get(key))}" for key, name in zip(shown, short, strict=True)), *more])
+        for known in values
+    ]
+
+
+def _short(value: str | None) -> str:
+    """A value for a name: of a path the last part."""
+    text = (value or "–").rstrip("/").rpartition("/")[2]
+    return text if len(text) <= LONGEST_VALUE_IN_NAME else f"{text[: LONGEST_VALUE_IN_NAME - 1]}…"
 
 
 def render(data: dict[str, Any]) -> str:

@@ -4,6 +4,9 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const COMPARES = RUNS.length > 1;
+// A run's name with what sets it apart; in the charts only where that is short.
+const LABELS = RUNS.map((run) => run.differs ? `${run.name} (${run.differs})` : run.name);
+const CHART_NAMES = LABELS.every((label) => label.length <= 40) ? LABELS : RUNS.map((run) => run.name);
 const SVG = "http://www.w3.org/2000/svg";
 
 const CHARTS = [
@@ -19,6 +22,7 @@ const CHARTS = [
   ["Clipped share", ["actor/pg_clipfrac", "critic/vf_clipfrac"]],
   ["Gradient norm", ["actor/grad_norm", "critic/grad_norm"]],
   ["Seconds per step", ["timing_s/step", "timing_s/gen", "timing_s/update_actor", "timing_s/update_critic"]],
+  ["Speed of the run (tokens/s of all devices)", ["perf/tokens_per_second"]],
   ["Throughput (tokens/s per device)", ["perf/throughput"]],
   ["Busy share of all pools", ["perf/overlap"]],
 ];
@@ -52,9 +56,21 @@ function number(value) {
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
 }
 
+// A long name may break after a dot, a slash or an underscore.
+function breakable(text) {
+  const parts = String(text).split(/(?<=[._/])(?=\w)/);
+  return element("span", {}, ...parts.flatMap((part, index) => index ? [element("wbr"), part] : [part]));
+}
+
+// On a narrow screen each row stands as a block, and a cell says itself which column it is of.
 function table(head, rows) {
-  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell, column) =>
-    cell instanceof HTMLTableCellElement ? cell : element(column ? "td" : "th", column ? {} : { scope: "row" }, cell ?? ""))));
+  const labelled = (cell, column) => {
+    if (column && head?.[column]) cell.dataset.label = head[column];
+    return cell;
+  };
+  const body = rows.map((cells) => element("tr", {}, ...cells.map((cell, column) => labelled(
+    cell instanceof HTMLTableCellElement ? cell
+      : column ? element("td", {}, cell ?? "") : element("th", { scope: "row" }, breakable(cell ?? "")), column))));
   const top = head ? element("thead", {}, element("tr", {}, ...head.map((text) => element("th", { scope: "col" }, text)))) : null;
   return element("div", { class: "scroll", tabindex: "0" }, element("table", {}, top, element("tbody", {}, ...body)));
 }
@@ -67,6 +83,7 @@ function showSummary() {
   document.title = `${title} - paceline`;
   const names = [...new Set(RUNS.flatMap((run) => run.summary.map(([name]) => name)))];
   const rows = names.map((name) => [name, ...RUNS.map((run) => (run.summary.find(([other]) => other === name) ?? ["", "–"])[1])]);
+  if (RUNS.some((run) => run.differs)) rows.unshift(["differs in", ...RUNS.map((run) => run.differs)]);
   byId("summary-table").replaceChildren(table(COMPARES ? ["", ...RUNS.map((run) => run.name)] : null, rows));
   byId("footer").textContent = `Written ${DATA.written} by paceline report. ${RUNS.map((run) => run.folder).join(", ")}`;
 }
@@ -133,15 +150,17 @@ function chart(title, lines, weight) {
       pen = "L";
     });
     svg.append(drawn("path", { class: `curve ${kind}`, d: path, style: `stroke:${line.color}` }));
-    if (line.steps.length <= 40 && kind === "") {
+    if (line.steps.length <= 40 && kind !== "raw") {
       line.steps.forEach((step, index) => {
         if (values[index] !== null) svg.append(drawn("circle", { cx: x(step), cy: y(values[index]), r: 2.2, style: `fill:${line.color}` }));
       });
     }
   };
+  const equal = COMPARES ? equalLines(lines) : [];
   for (const line of lines) {
+    const over = equal.some((names) => names.indexOf(line.name) > 0);  // dashed, so that the one below is seen
     if (weight > 0) draw(line, line.values, "raw");
-    draw(line, weight > 0 ? smoothed(line.values, weight) : line.values, "");
+    draw(line, weight > 0 ? smoothed(line.values, weight) : line.values, over ? "over" : "");
   }
 
   const cursor = drawn("line", { class: "cursor", y1: top, y2: height - bottom, visibility: "hidden" });
@@ -175,7 +194,20 @@ function chart(title, lines, weight) {
     event.preventDefault();
     read(Math.max(0, Math.min(steps.length - 1, place + move)));
   });
-  return element("figure", { "data-chart": title }, caption, lines.length > 1 || COMPARES ? keys : null, svg, reading);
+  const same = equal[0]?.length === lines.length ? "The same values in all runs."
+    : `The same values: ${equal.map((names) => names.join(" and ")).join("; ")}.`;
+  const note = equal.length ? element("p", { class: "reading equal" }, same) : null;
+  return element("figure", { "data-chart": title }, caption, lines.length > 1 || COMPARES ? keys : null, svg, note, reading);
+}
+
+// The names of lines that lie over each other, a list for each such place.
+function equalLines(lines) {
+  const names = new Map();
+  for (const line of lines) {
+    const key = JSON.stringify([line.steps, line.values]);
+    names.set(key, [...(names.get(key) ?? []), line.name]);
+  }
+  return [...names.values()].filter((same) => same.length > 1);
 }
 
 function allMetrics() { return [...new Set(RUNS.flatMap((run) => Object.keys(run.curves.series)))].sort(); }
@@ -184,7 +216,7 @@ function allMetrics() { return [...new Set(RUNS.flatMap((run) => Object.keys(run
 function linesOf(metrics) {
   return metrics.flatMap((metric, index) => RUNS.map((run, place) => {
     const found = series(run, metric);
-    return found && { name: COMPARES ? run.name : metric, color: color(COMPARES ? place : index), ...found };
+    return found && { name: COMPARES ? CHART_NAMES[place] : metric, color: color(COMPARES ? place : index), ...found };
   })).filter(Boolean);
 }
 
@@ -263,7 +295,7 @@ function showGantt(run, index) {
   const keys = element("ul", { class: "legend" }, ...used.map((method) =>
     element("li", {}, element("span", { class: "swatch", style: `background:${color(METHODS.indexOf(method))};height:10px` }), method)),
     element("li", {}, element("span", { class: "swatch", style: "background:var(--idle);height:10px" }), "idle"));
-  byId("gantt").replaceChildren(element("figure", {}, element("figcaption", {}, `Step ${step.step}: ${number(span)} s`), keys, svg,
+  byId("gantt").replaceChildren(element("figure", {}, element("figcaption", {}, `Step ${step.step}: ${number(span)} s`), keys, element("div", { class: "scroll", tabindex: "0" }, svg),
     element("p", { class: "reading" }, "A pale bar belongs to the step before or after. All processes of a pool are drawn as one; timeline.json has each.")));
   byId("pools").replaceChildren(element("h3", {}, "Pools in this step"), table(["pool", "processes", "roles", "busy", "idle", "idle share"], rows));
 }
@@ -291,7 +323,7 @@ function showSamples(run, index) {
 function chooser(prefix, stepsOf, show) {
   const [runs, steps] = [byId(`${prefix}-run`), byId(`${prefix}-step`)];
   const [previous, next] = [byId(`${prefix}-previous`), byId(`${prefix}-next`)];
-  runs.replaceChildren(...RUNS.map((run, index) => element("option", { value: index }, run.name)));
+  runs.replaceChildren(...RUNS.map((run, index) => element("option", { value: index }, LABELS[index])));
   runs.closest("label").hidden = !COMPARES;
   const update = () => {
     previous.disabled = steps.selectedIndex <= 0;
@@ -320,7 +352,7 @@ function showConfig() {
   const rows = keys.map((key) => [key, RUNS.map((run) => run.config.find((row) => row[0] === key))])
     .filter(([, found]) => all || (COMPARES ? new Set(found.map((row) => row?.[1])).size > 1 : found[0][3]))
     .filter(([key]) => !wanted || `${key} ${DATA.meanings[key] ?? ""}`.toLowerCase().includes(wanted))
-    .map(([key, found]) => [element("th", { scope: "row", class: "mono" }, key),
+    .map(([key, found]) => [element("th", { scope: "row", class: "mono" }, breakable(key)),
       ...found.map((row) => element("td", { class: "mono" }, row?.[1] ?? "–")),
       element("td", { class: "mono faint" }, found.find(Boolean)[2]), element("td", { class: "faint" }, DATA.meanings[key] ?? "")]);
   byId("config-table").replaceChildren(rows.length
@@ -330,9 +362,9 @@ function showConfig() {
 
 function showCheckpoints() {
   const rows = RUNS.flatMap((run) => run.checkpoints.map((point) => [COMPARES ? `${run.name} step ${point.step}` : `step ${point.step}`,
-    point.parts.join(", "), `${(point.bytes / 1e6).toFixed(1)} MB`, point.complete ? "yes" : "no", element("td", { class: "mono" }, point.path)]));
+    point.parts.join(", "), `${(point.bytes / 1e6).toFixed(1)} MB`, point.complete ? "yes" : "no", element("td", { class: "mono" }, breakable(point.path))]));
   byId("checkpoints-table").replaceChildren(rows.length ? table(["", "holds", "size", "can be resumed", "folder"], rows)
-    : element("p", { class: "faint" }, "None: trainer.save_freq saves them."));
+    : element("p", { class: "faint" }, "None: the last step and every trainer.save_freq steps are saved, unless that is -1."));
 }
 
 function flat(value, prefix = "") {
@@ -355,7 +387,7 @@ byId("any-metric").replaceChildren(...allMetrics().map((name) => element("option
 if (COMPARES) {
   byId("config-all-text").textContent = "all keys, not only those in which the runs differ";
   byId("legend").replaceChildren(...RUNS.map((run, index) =>
-    element("li", {}, element("span", { class: "swatch", style: `background:${color(index)}` }), run.name)));
+    element("li", {}, element("span", { class: "swatch", style: `background:${color(index)}` }), LABELS[index])));
 }
 showSummary();
 showCurves();

@@ -28,6 +28,7 @@ from paceline.report.status import read_status
 from paceline.report.trackers import METRICS_FILE, read_metrics
 
 LONGEST_CONFIG_VALUE = 500
+SPEED = "perf/tokens_per_second"
 MOST_NODES = 16
 SAMPLE_FIELDS = ("kind", "data_source", "prompt", "response", "ground_truth", "score", "acc", "pred", "extracted")
 
@@ -68,6 +69,8 @@ def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
             "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
         )
     lines, unreadable = _metrics(folder / METRICS_FILE)
+    for line in lines:
+        line |= _speed(line)
     steps = [line["step"] for line in lines]
     config = read_run_config(folder)
     status = read_status(folder)
@@ -83,6 +86,12 @@ def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
         "checkpoints": read_checkpoints(folder, limits),
         "environment": read_environment(folder),
     }
+
+
+def _speed(line: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens per second of all devices together: what tells whether a run with more of them is faster."""
+    tokens, seconds = finite(line.get("perf/total_num_tokens")), finite(line.get("timing_s/step"))
+    return {SPEED: tokens / seconds} if tokens is not None and seconds else {}
 
 
 def _metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
@@ -136,6 +145,9 @@ def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], sta
         if measured:
             text = f"{measured[0]:.3f} → {measured[-1]:.3f}, best {max(measured):.3f}"
             rows.append((f"validation {name.removeprefix('val-core/')}", text))
+    if speed := values(SPEED):
+        step = statistics.median(values("timing_s/step"))
+        rows.append(("speed", f"{statistics.median(speed):,.0f} tokens/s, {step:.2f} s a step (median)"))
     if throughput := values("perf/throughput"):
         rows.append(("throughput", f"{statistics.median(throughput):,.0f} tokens/s per device (median)"))
     if overlap := values("perf/overlap"):

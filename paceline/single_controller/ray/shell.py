@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import time
@@ -16,7 +15,7 @@ import torch
 
 from paceline.errors import RemoteCause, WorkerError
 from paceline.external import import_external
-from paceline.log_file import log_to_file, log_to_terminal
+from paceline.log_file import log_process
 from paceline.machine import num_cores
 from paceline.redaction import remember_all
 from paceline.single_controller.base.dispatch import drop_padding
@@ -108,11 +107,7 @@ class WorkerShell:
     ) -> CallRecord:
         """Set the environment, then construct the worker of every role. `num_neighbours` share this node's cores."""
         start = time.time()
-        log_to_terminal()
-        if context.rank > 0:  # what all ranks have to say, one says; each has all of its own in its file
-            for handler in logging.getLogger().handlers:
-                handler.setLevel(logging.WARNING)
-        log_to_file(f"{self._process_roles}_{context.rank}")
+        log_process(f"{self._process_roles}_{context.rank}", process=repr(self))
         self._pool_name = context.pool_name
         context.export()
         num_threads = num_threads or max(1, num_cores() // num_neighbours)

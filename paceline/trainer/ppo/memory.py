@@ -30,6 +30,10 @@ PACKED_ELEMENTS = 2**18
 PACKED_MODELS = ("llama", "mistral", "qwen2", "qwen3")
 """Those with a forward pass of their own there, unless they have sliding windows."""
 GIB = 2**30
+VALIDATION_FILLINGS = 4
+"""Responses of a validation batch, in `max_num_seqs` of the devices that sample them."""
+VALIDATION_SHARE = 1 / 8
+"""Of a node's or an accelerator's memory, for the keys and values of a validation batch."""
 
 Head = Literal["language", "value", "score"]
 
@@ -221,7 +225,7 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
                 ),
             }
             found.append(RoleMemory(role, pool, stays, update | gathered))
-            if on_cpu and cfg.trainer.save_freq > 0:
+            if on_cpu and cfg.trainer.save_freq != -1:
                 copy = 3 * trained * shards
                 found.append(RoleMemory(f"checkpoint of the {role}", pool, {"copy on rank 0": copy}))
         else:
@@ -240,7 +244,11 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
 def _rollout(cfg: PPOConfig, size: ModelSize, pool: str, *, devices: int, shares_weights: bool) -> RoleMemory:
     """The native and hf rollouts sample from a local actor's own weights; all others have a whole copy."""
     rollout, data = cfg.actor_rollout_ref.rollout, cfg.data
-    sequences = min(rollout.max_num_seqs, ceil(data.train_batch_size * rollout.n / devices))
+    responses = data.train_batch_size * rollout.n
+    if data.val_files:
+        val_prompts = data.val_batch_size or validation_batch_size(cfg)
+        responses = max(responses, val_prompts * rollout.val_kwargs.n)
+    sequences = min(rollout.max_num_seqs, ceil(responses / devices))
     cache = size.key_value_bytes(sequences, data.max_prompt_length + data.max_response_length)
     shared = shares_weights and rollout.name != "vllm"
     copy = {} if shared else {"weights": size.parameters() * FLOAT // rollout.tensor_model_parallel_size}
@@ -251,6 +259,32 @@ def _rollout(cfg: PPOConfig, size: ModelSize, pool: str, *, devices: int, shares
         # A copy of the actor's weights has its adapters merged.
         working["packed weights"] = size.packed_bytes(policy.target_modules if shared and policy.lora_rank else [])
     return RoleMemory("rollout", pool, copy, working)
+
+
+def validation_batch_size(cfg: PPOConfig) -> int:
+    """Prompts per validation batch where data.val_batch_size leaves it open.
+
+    Several fillings of the rollout's `max_num_seqs`, so that it has work to the end; of the engines that hold keys and
+    values beside everything else (all but vLLM) no more than a share of the memory, and never less than in training.
+    It does not depend on devices that do not generate, so placements validate alike.
+    """
+    rollout, data = cfg.actor_rollout_ref.rollout, cfg.data
+    pools = device_pools(cfg.trainer)
+    generating = [pools[name] for name in rollout_pools(cfg.trainer)]
+    devices = sum(map(sum, generating))
+    responses = VALIDATION_FILLINGS * rollout.max_num_seqs
+    if rollout.name != "vllm":
+        size = read_model_size(cfg.actor_rollout_ref.model)
+        available = available_memory(cfg.trainer.device or "cpu")
+        on_a_node = max(map(max, generating)) if (cfg.trainer.device or "cpu") == "cpu" else 1
+        fitting = 0
+        if size is not None and available is not None:
+            one = size.key_value_bytes(1, data.max_prompt_length + data.max_response_length)
+            fitting = int(available * VALIDATION_SHARE / on_a_node / max(one, 1))
+        fitting = max(fitting, ceil(data.train_batch_size * rollout.n / devices))
+        if fitting < rollout.max_num_seqs:
+            responses = fitting
+    return max(1, responses * devices // rollout.val_kwargs.n)
 
 
 def memory_table(plan: MemoryPlan, available: int | None) -> str:

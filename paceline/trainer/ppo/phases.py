@@ -20,18 +20,22 @@ from paceline.protocol import DataProto
 from paceline.schema import REQUEST_COLUMNS
 
 
-def make_requests(rows: dict[str, Any], *, n: int, seed: int, purpose: str, step: int) -> tuple[DataProto, DataProto]:
+def make_requests(
+    rows: dict[str, Any], *, n: int, seed: int, purpose: str, step: int, first_row: int = 0
+) -> tuple[DataProto, DataProto]:
     """Split collated rows into requests for the rollout and labels for the rest, each prompt n times in a row.
 
     Every response has a seed of its own, made from (seed, purpose, step, its place), so that it does not depend on
-    which device samples it. `uid` names the group of responses to one prompt.
+    which device samples it. `uid` names the group of responses to one prompt. `first_row` is the place of the first
+    prompt, where the prompts of a step come in several batches: their size then changes nothing.
     """
     data = DataProto.from_single_dict(rows)
-    data.non_tensor_batch["uid"] = np.array([f"{purpose}-{step}-{row}" for row in range(len(data))], dtype=object)
+    places = range(first_row, first_row + len(data))
+    data.non_tensor_batch["uid"] = np.array([f"{purpose}-{step}-{place}" for place in places], dtype=object)
     labels = data.repeat(n, interleave=True)
     requests = labels.pop(batch_keys=REQUEST_COLUMNS)
     sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), step])
-    seeds = sequence.generate_state(len(requests), dtype=np.uint64) >> np.uint64(1)
+    seeds = sequence.generate_state(places.stop * n, dtype=np.uint64)[first_row * n :] >> np.uint64(1)
     requests.batch["seeds"] = torch.from_numpy(seeds.astype(np.int64))
     return requests, labels
 

@@ -30,6 +30,7 @@ from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
 from paceline.trainer.launch import STOP_FILE
 from paceline.trainer.ppo.groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
+from paceline.trainer.ppo.memory import validation_batch_size
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
     balanced_order,
@@ -223,7 +224,7 @@ class RayPPOTrainer:
         if val_dataset is not None:
             by_model = self.use_reward_model and self.config.reward_model.validate
             self._check_sources(self.val_reward_fn, val_dataset, has_model=by_model, validation=True)
-            val_batch_size = data.val_batch_size or data.train_batch_size
+            val_batch_size = data.val_batch_size or validation_batch_size(self.config)
             val = make_dataloader(val_dataset, batch_size=val_batch_size, shuffle=False, seed=seed)
         return train, val
 
@@ -607,11 +608,14 @@ class RayPPOTrainer:
         """Whether no step follows: the run is complete, or was asked to end here."""
         return self._stopping or self.global_step >= self.total_training_steps
 
-    def _is_due(self, every: int) -> bool:
-        """Every so many steps, and at the end; never if that is -1."""
-        return every > 0 and (self.global_step % every == 0 or self.global_step >= self.total_training_steps)
+    def _is_due(self, every: int | None) -> bool:
+        """Every so many steps, and at the end; None is only at the end, -1 never."""
+        if every == -1:
+            return False
+        at_end = self.global_step >= self.total_training_steps
+        return at_end or (every is not None and self.global_step % every == 0)
 
     def validate(self) -> None:
         """Add validation metrics of the policy as it is now to those of the step."""
-        with self.log.validating():
+        with self.log.validating(len(self.val_dataloader.dataset)):
             self.log.metrics |= validate(self, self.val_dataloader)

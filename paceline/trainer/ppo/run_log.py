@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.config import PPOConfig
 from paceline.config.load import to_dict
 from paceline.config.secrets import without_secrets
+from paceline.log_file import SAMPLES_LOGGER
 from paceline.protocol import DataProto
 from paceline.redaction import redacted
 from paceline.report.dumps import dump_generations, generation_rows
@@ -33,6 +35,9 @@ from paceline.report.trackers import Tracking
 from paceline.single_controller.base import CallRecord, call_tag
 
 logger = logging.getLogger(__name__)
+
+NOTICE_SECONDS = 10.0
+"""A validation that takes longer says so in the log, and how far it is."""
 
 # How the remote methods are called in `timing_s/...`.
 PHASE_NAMES = {
@@ -104,6 +109,7 @@ class RunLog:
                 **{pool_of_role.get(role, role): method for role, method in running_calls().items()},
             },
             total_steps,
+            first_step=step,
         )
         self._clear()
         self.begin_step(step)
@@ -150,15 +156,22 @@ class RunLog:
         self.timeline.add_span("driver", name, start, time.time(), {"step": self.step})
 
     @contextmanager
-    def validating(self) -> Iterator[None]:
+    def validating(self, num_prompts: int) -> Iterator[None]:
         """Calls issued inside belong to validation, not to the step's own phases."""
         trainer = self._config.trainer
         self._validated: list[dict[str, Any]] = []
         token = call_tag.set({"step": self.step, "validation": True})
+        self._status.set_validation(0, num_prompts)
+        self._next_notice = time.monotonic() + NOTICE_SECONDS
+        notice = threading.Timer(NOTICE_SECONDS, self._say_validation)
+        notice.daemon = True
+        notice.start()
         try:
             with self.phase("testing"):
                 yield
         finally:
+            notice.cancel()
+            self._status.set_validation(0, 0)
             call_tag.reset(token)
         if trainer.validation_data_dir:
             dump_generations(trainer.validation_data_dir, self.step, self._validated)
@@ -171,6 +184,17 @@ class RunLog:
         if not (trainer.validation_data_dir or trainer.log_val_generations):
             batch, info = self._chosen(batch, info)
         self._validated += self._rows(self.step, batch, info, tokenizer)
+
+    def validated(self, num_prompts: int) -> None:
+        """So many prompts of this validation have been answered."""
+        self._status.set_validation(num_prompts)
+        if time.monotonic() > self._next_notice:
+            self._say_validation()
+
+    def _say_validation(self) -> None:
+        self._next_notice = time.monotonic() + NOTICE_SECONDS
+        done, total = self._status.validation
+        logger.info("step %d, validation: %d of %d prompts answered", self.step, done, total)
 
     def _chosen(self, batch: DataProto, info: dict[str, np.ndarray]) -> tuple[DataProto, dict[str, np.ndarray]]:
         rows = self._samples.choose(len(batch))
@@ -243,13 +267,13 @@ class RunLog:
         self._records += records
 
     def _show_samples(self, step: int, batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Show what is rewarded: reward hacking must be visible."""
+        """Put into the log what is rewarded: reward hacking must be visible."""
         scores = batch.batch["token_level_scores"].sum(dim=-1)
         lengths = batch.batch["response_mask"].sum(dim=-1)
         prompt_width = batch.batch["prompts"].shape[-1]
         for row in range(min(self._config.trainer.log_train_samples, len(batch))):
             valid = batch.batch["attention_mask"][row, :prompt_width].bool()
-            logger.info(
+            logging.getLogger(SAMPLES_LOGGER).info(
                 "step %d sample: prompt %r response %r score %.3f",
                 step,
                 tokenizer.decode(batch.batch["prompts"][row][valid]),

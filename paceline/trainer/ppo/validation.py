@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 def validate(trainer: RayPPOTrainer, batches: Iterable[dict[str, Any]]) -> dict[str, float]:
     """Metrics `val-core/<data_source>/{reward,acc}/mean@n` and `val-aux/.../{best,maj}@n` over all batches.
 
-    Seeds depend on the place of a prompt alone, so each validation of a run asks the same questions with the same luck.
-    Responses are graded while those of the next batch are sampled.
+    Seeds depend on the place of a prompt alone, so each validation of a run asks the same questions with the same luck,
+    whatever the size of the batches. Responses are graded while those of the next batch are sampled.
     """
     sampling = trainer.config.actor_rollout_ref.rollout.val_kwargs
+    seed = trainer.config.trainer.seed
     graded: list[tuple[DataProto, PendingScores]] = []
-    for place, rows in enumerate(batches):
+    num_prompts = 0
+    for rows in batches:
         requests, labels = make_requests(
-            rows, n=sampling.n, seed=trainer.config.trainer.seed, purpose="validation", step=place
+            rows, n=sampling.n, seed=seed, purpose="validation", step=0, first_row=num_prompts
         )
         batch = labels.union(trainer.generate(requests, sampling).get())
         graded.append((batch, trainer.score(batch, validation=True)))
+        num_prompts += len(batch) // sampling.n
+        trainer.log.validated(num_prompts)
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
     for batch, scores in graded:
         batch = batch.union(scores.get())

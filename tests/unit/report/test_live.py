@@ -36,6 +36,32 @@ def test_the_view_has_step_phases_scores_speed_and_time_left(finished_run: Path,
     assert rows["left"].startswith("about ")
 
 
+def test_the_percentage_counts_finished_steps(tmp_path: Path) -> None:
+    view = RunView(tmp_path)
+    write_status(tmp_path, step=5)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 4}\n')
+    assert dict(view.rows())["step"].startswith("5/10  ")
+    assert dict(view.rows())["step"].endswith(" 40 %")
+
+
+def test_the_time_left_is_guessed_from_the_steps_of_this_start(tmp_path: Path) -> None:
+    view = RunView(tmp_path)
+    metrics = [{"step": step, "timing_s/step": 100.0, "perf/total_num_tokens": 10} for step in range(1, 7)]
+    metrics += [{"step": 7, "timing_s/step": 2.0, "perf/total_num_tokens": 10}]
+    lines = [json.dumps(line) + "\n" for line in metrics]
+    write_status(tmp_path, step=7, first_step=6)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert "left" not in dict(view.rows()), "nothing is known of this start yet"
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert dict(view.rows())["left"] == "about 6 s"
+
+
+def test_a_validation_shows_how_far_it_is(tmp_path: Path) -> None:
+    view = RunView(tmp_path)
+    write_status(tmp_path, validation=[32, 64])
+    assert dict(view.rows())["validation"].startswith("32/64 prompts  ━")
+
+
 def test_metrics_are_followed_through_growth_a_cut_and_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)

@@ -13,7 +13,7 @@ import pytest
 from paceline import cli
 from paceline.errors import DataError
 from paceline.report.page import gantt, write_page
-from paceline.report.page.build import page_data, render
+from paceline.report.page.build import differences, page_data, render
 from paceline.report.page.read import Limits, read_run
 
 
@@ -247,3 +247,23 @@ def test_a_checkpoint_may_vanish_while_it_is_read(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "checkpoints/global_step_2").exists()
     assert sizes[4] == 8
     assert sizes.get(2, 0) <= 4
+
+
+def test_the_speed_of_a_run_is_that_of_all_its_devices(tmp_path: Path) -> None:
+    line = {"step": 1, "perf/total_num_tokens": 1200, "timing_s/step": 2.0, "perf/throughput": 150.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    shown = read_run(tmp_path, "run", Limits())
+    assert dict(shown["summary"])["speed"] == "600 tokens/s, 2.00 s a step (median)"
+    assert shown["curves"]["series"]["perf/tokens_per_second"] == (0, [600.0])
+
+
+def test_runs_are_told_apart_by_what_differs_in_their_configuration() -> None:
+    def rows(**values: str) -> list[tuple[str, str, str, bool]]:
+        return [(key.replace("__", "."), value, "", True) for key, value in values.items()]
+
+    first = rows(data__train_files="/a/x.parquet", actor__lr="1", critic__lr="1", trainer__default_local_dir="a")
+    second = rows(data__train_files="/b/x.parquet", actor__lr="2", critic__lr="3", trainer__default_local_dir="b")
+    assert differences([first, second]) == ["actor.lr=1, critic.lr=1", "actor.lr=2, critic.lr=3"]
+    assert differences([first, first]) == ["", ""]
+    many = [rows(**{f"k{number}": value for number in range(9)}) for value in "ab"]
+    assert differences(many)[0] == "k0=a, k1=a, k2=a, 6 more"

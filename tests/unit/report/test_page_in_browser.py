@@ -108,6 +108,9 @@ def test_a_page_that_compares(browser: Browser, run: Path) -> None:
     browser.open(page)
     assert browser.errors == []
     assert browser.run("document.getElementById('title').textContent") == "first · second"
+    legend = "[...document.querySelectorAll('#legend li')].map(item => item.textContent)"
+    assert browser.run(legend) == ["first (critic_warmup=0)", "second (critic_warmup=3)"]
+    assert "differs in" in browser.run("document.getElementById('summary-table').textContent")
     charts = {title: curves for title, curves, _ in browser.run(POINTS)}
     assert charts["Reward: critic/score/mean"] == 2, "a curve of each run"
     config_text = browser.run("document.getElementById('config-table').textContent")
@@ -131,6 +134,46 @@ def test_every_metric_of_a_chart_is_compared(browser: Browser, tmp_path: Path) -
         "KL divergence: actor/ppo_kl": 2,
         "KL divergence: actor/kl_loss": 1,
     }
+
+
+def test_curves_that_are_equal_are_said_to_be(browser: Browser, tmp_path: Path) -> None:
+    for name, entropy in {"first": 0.1, "second": 0.1, "third": 0.2}.items():
+        (tmp_path / name).mkdir()
+        lines = [json.dumps({"step": step, "actor/ppo_kl": 0.3, "actor/entropy": entropy}) + "\n" for step in (1, 2)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(lines))
+    write_page([tmp_path / name for name in ("first", "second", "third")], tmp_path / "compare.html")
+    browser.open(tmp_path / "compare.html")
+    notes = "[...document.querySelectorAll('#charts figure')].map(f => [f.dataset.chart, f.querySelector('.equal')?.textContent ?? null])"  # noqa: E501
+    assert dict(browser.run(notes)) == {
+        "KL divergence: actor/ppo_kl": "The same values in all runs.",
+        "Entropy: actor/entropy": "The same values: first and second.",
+    }
+    assert browser.run("document.querySelectorAll('#charts .over').length") == 3, "dashed, so that all are seen"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_can_be_read_on_a_phone_and_on_a_laptop(
+    browser: Browser, run: Path, tmp_path: Path, width: int
+) -> None:
+    other = shutil.copytree(run, tmp_path / "other")
+    screen = {"height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.call("Emulation.setDeviceMetricsOverride", width=width, **screen)
+    try:
+        for runs in ([run], [run, other]):
+            write_page(runs, tmp_path / "page.html")
+            browser.open(tmp_path / "page.html")
+            assert browser.run("document.documentElement.scrollWidth") <= width
+            height = browser.run("document.documentElement.scrollHeight")
+            assert height < (20_000 if width == 390 else 10_000)
+            # A cell that is squeezed has a word or less in a line.
+            squeezed = (
+                "[...document.querySelectorAll('td')].filter(c => c.textContent.length > 8 && c.clientWidth < 60)"
+            )
+            assert browser.run(f"{squeezed}.map(c => c.textContent)") == []
+            letters = "document.querySelector('#gantt svg text').getBoundingClientRect().height"
+            assert browser.run(letters) > 8, "the names of pools can be read"
+    finally:
+        browser.call("Emulation.clearDeviceMetricsOverride")
 
 
 def test_a_run_that_has_only_begun(browser: Browser, tmp_path: Path) -> None:

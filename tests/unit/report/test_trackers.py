@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.report.trackers import Tracking, console_line, read_metrics
+from paceline.log_file import SAMPLES_LOGGER
+from paceline.report.trackers import CONSOLE_METRICS, Tracking, console_line, read_metrics
 
 
 def tracking(folder: Path, *, loggers: list[str] | None = None, resume_step: int | None = None) -> Tracking:
@@ -152,6 +153,7 @@ def test_a_step_cannot_be_logged_twice(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_every_step_it_logged(tmp_path: Path) -> None:
     code = f"""
 import os, signal
+from paceline.log_file import SAMPLES_LOGGER
 from paceline.report.trackers import Tracking
 run = Tracking({str(tmp_path)!r}, [], "project", "experiment")
 for step in range(5):
@@ -194,7 +196,7 @@ ROWS = [
 
 def test_shown_generations_are_spread_over_the_validation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tracking(tmp_path)
-    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+    with caplog.at_level(logging.INFO, logger=SAMPLES_LOGGER):
         run.show_generations(ROWS, 3, 0)
         run.show_generations([], 3, 2)
         assert caplog.records == []
@@ -205,7 +207,7 @@ def test_shown_generations_are_spread_over_the_validation(tmp_path: Path, caplog
     )
     assert "[prompt] question 4\n" in second
     caplog.clear()
-    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+    with caplog.at_level(logging.INFO, logger=SAMPLES_LOGGER):
         run.show_generations(ROWS, 4, 99)
     assert len(caplog.records) == len(ROWS)
     run.close()
@@ -213,7 +215,7 @@ def test_shown_generations_are_spread_over_the_validation(tmp_path: Path, caplog
 
 def test_a_ground_truth_of_megabytes_does_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = tracking(tmp_path)
-    with caplog.at_level(logging.INFO, logger="paceline.report.trackers"):
+    with caplog.at_level(logging.INFO, logger=SAMPLES_LOGGER):
         run.show_generations([{**ROWS[0], "ground_truth": "x" * 1_000_000}], 3, 1)
     assert len(caplog.text) < 1_000
     run.close()
@@ -357,7 +359,16 @@ def test_console_line_holds_the_key_metrics_in_a_fixed_order() -> None:
         "val-core/own/reward/mean@1": 1.5,
         "val-aux/other": 1.0,
     }
-    assert console_line(metrics, 3) == (
-        "step 3 | val openai/gsm8k/acc/mean@1 0.750 | val own/reward/mean@1 1.500 | score 0.500 | pg_loss nan | "
-        "ppo_kl 0.00010 | entropy 0.400 | length 7.2 | 1.50 s | 1234 tokens/s per device"
-    )
+    assert console_line(metrics, 3) == ("step 3 | score 0.500 | 1.50 s | val gsm8k acc 0.750 | val own reward 1.500")
+
+
+def test_console_line_fits_a_terminal_of_80_columns() -> None:
+    metrics = {
+        **dict.fromkeys(CONSOLE_METRICS, 12345.678),
+        **{f"val-core/benchmark_{number}/acc/mean@16": 0.5 for number in range(9)},
+    }
+    line = console_line(metrics, 123_456, 999_999)
+    assert len(line) <= 80
+    assert line.startswith("step 123456/999999 | score 12345.678 | val benchmark_0 acc@16 0.500")
+    without = {name: value for name, value in metrics.items() if not name.startswith("val-core/")}
+    assert len(console_line(without, 123_456, 999_999)) <= 80

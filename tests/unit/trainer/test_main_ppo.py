@@ -268,3 +268,18 @@ def test_names_that_nobody_registered_are_not_known():
     cfg = load_config({"algorithm": {"adv_estimator": "nobody"}, "actor_rollout_ref": {"rollout": {"name": "nobody"}}})
     assert "nobody" not in (known := known_names(cfg)).adv_estimators
     assert known.rollouts == KnownNames().rollouts
+
+
+def test_a_script_with_a_bad_configuration_shows_its_own_lines_and_the_list_alone(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from paceline.trainer.main_ppo import run_ppo\n"
+        "run_ppo({'trainer': {'nnodes': 0}, 'algorithm': {'adv_estimator': 'gea'}})\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    shown = done.stderr.splitlines()
+    assert shown[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 2, in <module>']
+    assert shown[3] == "ConfigError: 4 problems in the configuration:"
+    assert shown[5].startswith("  2. trainer.nnodes=0 is out of range"), done.stderr
+    assert "main_ppo.py" not in done.stderr

@@ -175,6 +175,7 @@ def test_on_a_cpu_the_native_rollout_packs_large_layers(model: ModelConfig, monk
 
 def test_all_devices_of_a_cpu_node_share_its_memory_and_gpus_do_not(model: ModelConfig) -> None:
     overrides = ["trainer.n_gpus_per_node=4", "trainer.placement.name=split", "reward_model.enable=True"]
+    overrides += ["trainer.save_freq=-1"]  # a checkpoint is copied to main memory, which only a CPU device has
     overrides += [f"reward_model.model.path={model.path}", "actor_rollout_ref.actor.use_kl_loss=True"]
     cpu = plan_memory(plan_of(model, *overrides))
     per_device = [cpu.per_device(pool) for pool in ("actor_rollout_ref_pool", "critic_pool")]

@@ -42,7 +42,7 @@ from paceline.engine import EngineSpec, get_engine
 from paceline.protocol import DataProto
 from paceline.report.timeline import read_events, spans
 from paceline.rewards.combine import at_last_token
-from paceline.rollout.base import SamplingParams
+from paceline.rollout.rollout_interface import SamplingParams
 from paceline.rollout.native import NativeRollout
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV

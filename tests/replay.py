@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 
 from paceline.protocol import DataProto
-from paceline.rollout.base import Completion
+from paceline.rollout.rollout_interface import Completion
 from paceline.rollout.postprocess import to_batch
 from paceline.single_controller.base import Dispatch
 from paceline.trainer.main_ppo import TaskRunner

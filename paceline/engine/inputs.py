@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from paceline.engine.model import ModelKind
+from paceline.engine.hf_models import ModelKind
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from paceline.engine.cpu_linear import faster_linear
+from paceline.speedups.onednn_linear import faster_linear
 
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at one time: 64 MiB in float32, 111 tokens of a vocabulary of 150,000."""

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from paceline.rollout.base import Completion, SamplingParams
+from paceline.rollout.rollout_interface import Completion, SamplingParams
 from paceline.rollout.model_rollout import ModelRollout
-from paceline.rollout.registry import register_rollout
-from paceline.rollout.sampling import choose_tokens, random_streams, uniforms
+from paceline.rollout.rollout_registry import register_rollout
+from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 
 
 @register_rollout("hf")

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from paceline.rollout.base import (
+from paceline.rollout.rollout_interface import (
     Completion,
     RolloutEngine,
     RolloutSpec,

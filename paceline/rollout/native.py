@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from paceline.rollout.base import Completion, SamplingParams
+from paceline.rollout.rollout_interface import Completion, SamplingParams
 from paceline.rollout.kv_cache import GROUPED_SDPA, SlotCache
-from paceline.rollout.lean_forward import LeanForward, is_plain
+from paceline.speedups.lean_forward import LeanForward, is_plain
 from paceline.rollout.model_rollout import ModelRollout
-from paceline.rollout.registry import register_rollout
-from paceline.rollout.sampling import choose_tokens, random_streams, uniforms
+from paceline.rollout.rollout_registry import register_rollout
+from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 
 logger = logging.getLogger(__name__)
 

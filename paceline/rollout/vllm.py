@@ -16,7 +16,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import DataError, PacelineError
-from paceline.rollout.base import (
+from paceline.rollout.rollout_interface import (
     Completion,
     RolloutEngine,
     RolloutSpec,
@@ -25,7 +25,7 @@ from paceline.rollout.base import (
     check_requests,
     token_ids,
 )
-from paceline.rollout.registry import register_rollout
+from paceline.rollout.rollout_registry import register_rollout
 from paceline.rollout.vllm_arguments import engine_arguments
 from paceline.rollout.weights import whole_state
 

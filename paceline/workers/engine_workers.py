@@ -32,18 +32,18 @@ from paceline.config import (
 )
 from paceline.config.pools import tensor_parallel_size
 from paceline.data.tokenizer import load_tokenizer
-from paceline.engine.base import Engine, EngineSpec, LossFn
+from paceline.engine.hf_engine import Engine, EngineSpec, LossFn
 from paceline.engine.distributed import ensure_process_group
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind, build_model
-from paceline.engine.registry import get_engine
+from paceline.engine.hf_models import ModelKind, build_model
+from paceline.engine.engine_registry import get_engine
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 from paceline.report.files import storage_error
 from paceline.rewards.combine import at_last_token
-from paceline.rollout.base import DTYPES, RolloutEngine, RolloutSpec, SamplingParams
+from paceline.rollout.rollout_interface import DTYPES, RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
-from paceline.rollout.registry import get_rollout
+from paceline.rollout.rollout_registry import get_rollout
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
 from paceline.workers.reward_text import JudgedText

@@ -26,11 +26,11 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from paceline.config import ModelConfig, OptimConfig, TrainedModelConfig
 from paceline.engine import Engine, EngineSpec, cpu_linear, get_engine, logprobs
-from paceline.engine.base import LossFn
-from paceline.engine.checkpoint import full_tensor
+from paceline.engine.hf_engine import LossFn
+from paceline.engine.training_state import full_tensor
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind
-from paceline.engine.own_model import OwnModelEngine
+from paceline.engine.hf_models import ModelKind
+from paceline.engine.backends.own_model import OwnModelEngine
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 

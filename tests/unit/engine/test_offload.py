@@ -17,8 +17,8 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import EngineSpec
-from paceline.engine.local import LocalEngine
-from paceline.engine.model import quiet_transformers
+from paceline.engine.backends.local_engine import LocalEngine
+from paceline.engine.hf_models import quiet_transformers
 from tests.contract.engine_scenarios import make_mini_batch, policy_loss
 from tests.tiny import make_tiny_model
 

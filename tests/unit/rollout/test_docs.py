@@ -10,7 +10,7 @@ import pytest
 
 from paceline.config.keys import known_keys
 from paceline.rollout import registry
-from paceline.rollout.base import RolloutSpec
+from paceline.rollout.rollout_interface import RolloutSpec
 from tests.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[3]

@@ -28,7 +28,7 @@ from transformers import (
 
 from paceline.errors import NonFiniteError
 from paceline.rollout import native
-from paceline.rollout.base import SamplingParams
+from paceline.rollout.rollout_interface import SamplingParams
 from paceline.rollout.native import NativeRollout
 
 SIZES = {

@@ -7,7 +7,7 @@ import torch
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
-from paceline.rollout.base import Completion
+from paceline.rollout.rollout_interface import Completion
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 
 PAD = 0

@@ -6,10 +6,10 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.rollout import registry
-from paceline.rollout.base import RolloutEngine
+from paceline.rollout.rollout_interface import RolloutEngine
 from paceline.rollout.hf import HfRollout
 from paceline.rollout.native import NativeRollout
-from paceline.rollout.registry import get_rollout, register_rollout
+from paceline.rollout.rollout_registry import get_rollout, register_rollout
 from paceline.rollout.vllm import VllmRollout
 
 

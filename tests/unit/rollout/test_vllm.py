@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, PacelineError
-from paceline.rollout.base import RolloutSpec, SamplingParams
+from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
 from paceline.rollout.vllm import VllmRollout, _remove_memory_of_killed_runs
 from paceline.rollout.vllm_arguments import engine_arguments
 from tests.tiny import make_tiny_model

@@ -10,14 +10,14 @@ from omegaconf import OmegaConf
 
 from paceline.config import ModelConfig, OptimConfig, PPOConfig
 from paceline.config.load import load_config
-from paceline.engine.local import LocalEngine
+from paceline.engine.backends.local_engine import LocalEngine
 from paceline.engine.logprobs import CHUNK_ELEMENTS
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind
-from paceline.engine.spec import EngineSpec
+from paceline.engine.hf_models import ModelKind
+from paceline.engine.engine_interface import EngineSpec
 from paceline.protocol import DataProto
 from paceline.rollout import lean_forward
-from paceline.rollout.lean_forward import LeanForward
+from paceline.speedups.lean_forward import LeanForward
 from paceline.trainer.main_ppo import dry_run_text
 from paceline.trainer.ppo import memory
 from paceline.trainer.ppo.memory import (

@@ -28,7 +28,7 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig, TrainedModelConfig
-from paceline.engine.cpu_linear import same_way_again
+from paceline.speedups.onednn_linear import same_way_again
 from paceline.errors import ConfigError
 
 logger = logging.getLogger(__name__)

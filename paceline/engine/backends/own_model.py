@@ -24,11 +24,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.config import OptimConfig, TrainedModelConfig
 from paceline.engine.answers import AnswerModel
-from paceline.engine.base import Engine
-from paceline.engine.checkpoint import Snapshot, TrainingState, read_training_state
+from paceline.engine.hf_engine import Engine
+from paceline.engine.training_state import Snapshot, TrainingState, read_training_state
 from paceline.engine.distributed import ensure_process_group, gather_objects
 from paceline.engine.inputs import aligned_call, padded_call, two_sequences
-from paceline.engine.model import build_empty_model, build_model
+from paceline.engine.hf_models import build_empty_model, build_model
 from paceline.engine.optim import make_optimizer, make_schedule
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind
+from paceline.engine.hf_models import ModelKind
 
 LossFn = Callable[[dict[str, Tensor], TensorDict], tuple[Tensor, dict[str, Tensor]]]
 """From a micro-batch's model output and columns to (loss, sums of metrics).

@@ -25,11 +25,11 @@ from veomni.models.loader import MODELING_REGISTRY
 from veomni.optim import build_optimizer
 
 from paceline.engine.answers import AnswerModel
-from paceline.engine.checkpoint import set_weights
+from paceline.engine.training_state import set_weights
 from paceline.engine.distributed import ensure_process_group
-from paceline.engine.fsdp import Fsdp2Engine, _decoder_layers, sum_gradients
-from paceline.engine.model import _prepare, build_empty_model, build_model
-from paceline.engine.registry import register_engine
+from paceline.engine.backends.fsdp import Fsdp2Engine, _decoder_layers, sum_gradients
+from paceline.engine.hf_models import _prepare, build_empty_model, build_model
+from paceline.engine.engine_registry import register_engine
 from paceline.errors import ConfigError
 
 

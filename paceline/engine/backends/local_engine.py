@@ -7,8 +7,8 @@ import os
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
-from paceline.engine.base import Engine
-from paceline.engine.registry import register_engine
+from paceline.engine.hf_engine import Engine
+from paceline.engine.engine_registry import register_engine
 from paceline.errors import ConfigError
 
 

@@ -14,10 +14,10 @@ from torch.nn.functional import linear
 
 from paceline.config import OptimConfig, TrainedModelConfig
 from paceline.engine import EngineSpec, cpu_linear
-from paceline.engine.cpu_linear import OneDnnLinear, faster_linear, mkl_keeps_to_avx2
-from paceline.engine.local import LocalEngine
+from paceline.speedups.onednn_linear import OneDnnLinear, faster_linear, mkl_keeps_to_avx2
+from paceline.engine.backends.local_engine import LocalEngine
 from tests.tiny import make_tiny_model
-from tests.unit.engine.test_packing import loss_fn, make_batch
+from tests.unit.engine.test_packed_attention import loss_fn, make_batch
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import Engine, EngineSpec, get_engine, register_engine
-from paceline.engine.local import LocalEngine
+from paceline.engine.backends.local_engine import LocalEngine
 from paceline.errors import CheckpointError, ConfigError
 from paceline.protocol import DataProto
 from tests.tiny import make_tiny_model

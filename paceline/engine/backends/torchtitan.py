@@ -43,13 +43,13 @@ from torchtitan.models.qwen3.sharding import set_qwen3_sharding_config
 from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
 
-from paceline.engine.fsdp import sum_gradients
+from paceline.engine.backends.fsdp import sum_gradients
 from paceline.engine.inputs import ModelCall
 from paceline.engine.logprobs import hidden_log_probs_and_entropy
-from paceline.engine.model import ModelKind
-from paceline.engine.own_model import OwnModelEngine, Part
+from paceline.engine.hf_models import ModelKind
+from paceline.engine.backends.own_model import OwnModelEngine, Part
 from paceline.engine.parallel_logprobs import parallel_log_probs_and_entropy
-from paceline.engine.registry import register_engine
+from paceline.engine.engine_registry import register_engine
 from paceline.errors import ConfigError
 
 # What torchtitan does to a model, and advice on the meshes that it makes.

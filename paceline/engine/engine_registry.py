@@ -6,17 +6,17 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.algorithms.registry import Registry
-from paceline.engine.base import Engine
+from paceline.engine.hf_engine import Engine
 
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
 
 MODULES = {
-    "local": "paceline.engine.local",
-    "fsdp": "paceline.engine.fsdp",
-    "fsdp2": "paceline.engine.fsdp",
-    "torchtitan": "paceline.engine.torchtitan",
-    "veomni": "paceline.engine.veomni",
-    "megatron": "paceline.engine.megatron",
+    "local": "paceline.engine.backends.local_engine",
+    "fsdp": "paceline.engine.backends.fsdp",
+    "fsdp2": "paceline.engine.backends.fsdp",
+    "torchtitan": "paceline.engine.backends.torchtitan",
+    "veomni": "paceline.engine.backends.veomni",
+    "megatron": "paceline.engine.backends.megatron",
 }
 _ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from paceline.errors import ConfigError
-from paceline.rollout.base import SamplingParams
-from paceline.rollout.sampling import _GOLDEN, _mix, choose_tokens, random_streams, uniforms
+from paceline.rollout.rollout_interface import SamplingParams
+from paceline.rollout.token_choice import _GOLDEN, _mix, choose_tokens, random_streams, uniforms
 
 LARGEST_UNIFORM = 1 - 2.0**-52
 

@@ -24,11 +24,11 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
-from paceline.engine.base import Engine
-from paceline.engine.checkpoint import set_weights
+from paceline.engine.hf_engine import Engine
+from paceline.engine.training_state import set_weights
 from paceline.engine.distributed import ensure_process_group, gather_objects
-from paceline.engine.model import build_empty_model
-from paceline.engine.registry import register_engine
+from paceline.engine.hf_models import build_empty_model
+from paceline.engine.engine_registry import register_engine
 
 for _message in (
     # What the module gives may be a view. It is only read: see Engine._forward.

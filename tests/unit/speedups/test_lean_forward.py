@@ -10,8 +10,8 @@ from peft import LoraConfig, inject_adapter_in_model
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from paceline.rollout import lean_forward, native
-from paceline.rollout.base import SamplingParams
-from paceline.rollout.lean_forward import LeanForward, is_plain
+from paceline.rollout.rollout_interface import SamplingParams
+from paceline.speedups.lean_forward import LeanForward, is_plain
 from tests.unit.rollout.test_native import ARCHITECTURES, make_model
 
 PLAIN = ["qwen2", "qwen3", "llama", "mistral", "llama with everything"]

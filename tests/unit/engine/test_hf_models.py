@@ -10,7 +10,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from paceline.config import ModelConfig
-from paceline.engine.model import build_empty_model, build_model
+from paceline.engine.hf_models import build_empty_model, build_model
 from paceline.errors import ConfigError
 from tests.tiny import make_tiny_model
 

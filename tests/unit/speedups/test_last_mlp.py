@@ -14,11 +14,11 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from paceline.config import OptimConfig, TrainedModelConfig
 from paceline.engine import EngineSpec
-from paceline.engine.last_mlp import find_last_mlp
-from paceline.engine.local import LocalEngine
-from paceline.engine.model import ModelKind
+from paceline.speedups.last_mlp import find_last_mlp
+from paceline.engine.backends.local_engine import LocalEngine
+from paceline.engine.hf_models import ModelKind
 from tests.tiny import make_tiny_model
-from tests.unit.engine.test_packing import SMALL, loss_fn, make_batch
+from tests.unit.engine.test_packed_attention import SMALL, loss_fn, make_batch
 
 ROWS = [(7, 5, 0b10), (6, 1, 0), (1, 4, 0)]
 WANTED = {"causal_lm": 9, "value": 9, "sequence_classification": 3}

@@ -22,7 +22,7 @@ from torch.optim import AdamW
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import ROUNDING, AnswerModel, settle_shortcuts
-from paceline.engine.checkpoint import (
+from paceline.engine.training_state import (
     Snapshot,
     TrainingState,
     full_tensor,
@@ -34,10 +34,10 @@ from paceline.engine.checkpoint import (
 from paceline.engine.inputs import packed_call, padded_call, two_sequences
 from paceline.engine.lora import adapter_off, add_adapter
 from paceline.engine.microbatch import split_micro_batches
-from paceline.engine.model import build_model
+from paceline.engine.hf_models import build_model
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
 from paceline.engine.packed_attention import check_packing, packed_attention
-from paceline.engine.spec import EngineSpec, LossFn
+from paceline.engine.engine_interface import EngineSpec, LossFn
 from paceline.errors import ConfigError, NonFiniteError
 
 if TYPE_CHECKING:

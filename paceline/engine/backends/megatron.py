@@ -30,10 +30,10 @@ from transformers import PretrainedConfig
 from paceline.config import OptimConfig
 from paceline.engine.inputs import ModelCall
 from paceline.engine.logprobs import hidden_log_probs_and_entropy
-from paceline.engine.model import ModelKind
-from paceline.engine.own_model import OwnModelEngine, Part
+from paceline.engine.hf_models import ModelKind
+from paceline.engine.backends.own_model import OwnModelEngine, Part
 from paceline.engine.parallel_logprobs import parallel_log_probs_and_entropy
-from paceline.engine.registry import register_engine
+from paceline.engine.engine_registry import register_engine
 from paceline.errors import ConfigError
 
 

@@ -40,7 +40,7 @@ from paceline.engine.lora import (
     read_adapter,
     write_adapter,
 )
-from paceline.engine.model import ModelKind, quiet_transformers, read_model
+from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
 from paceline.errors import CheckpointError
 
 OPTIMIZER_FILE = "optimizer.pt"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.algorithms.registry import Registry
-from paceline.rollout.base import RolloutEngine
+from paceline.rollout.rollout_interface import RolloutEngine
 
 EngineClass = TypeVar("EngineClass", bound=type[RolloutEngine])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from paceline.rollout.base import SamplingParams
+from paceline.rollout.rollout_interface import SamplingParams
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

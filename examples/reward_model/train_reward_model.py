@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.data.tokenizer import load_tokenizer
-from paceline.engine.hf_engine import EngineSpec
+from paceline.engine import EngineSpec
 from paceline.engine.backends.local_engine import LocalEngine
 from paceline.protocol import DataProto
 

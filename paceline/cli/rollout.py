@@ -208,8 +208,8 @@ def _row(text: str, tokenizer: Any, longest: int) -> dict[str, Any]:
 
 def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any], tokenizer: Any) -> DataProto:
     """n responses to each prompt, with the labels of its row."""
-    from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
     from paceline.rollout.postprocess import prompt_token_lists, to_batch
+    from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
     from paceline.rollout.rollout_registry import get_rollout
     from paceline.trainer.device import detect_device
     from paceline.trainer.ppo.phases import make_requests
@@ -245,8 +245,8 @@ def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any
 
 def _read(config: PPOConfig, model: PolicyModelConfig) -> Any:
     """The model; that of a run with LoRA is merged with its adapter."""
-    from paceline.engine.lora import ADAPTER_CONFIG
     from paceline.engine.hf_models import build_model
+    from paceline.engine.lora import ADAPTER_CONFIG
     from paceline.errors import ConfigError
     from paceline.trainer.export import merged_policy
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.speedups.onednn_linear import faster_linear
-from paceline.engine.inputs import ModelCall
-from paceline.speedups.last_mlp import WantedTokens, find_last_mlp
-from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
 from paceline.engine.hf_models import ModelKind
+from paceline.engine.inputs import ModelCall
+from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
+from paceline.speedups import WantedTokens, faster_linear, find_last_mlp
 
 logger = logging.getLogger(__name__)
 

@@ -6,17 +6,20 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.algorithms.registry import Registry
-from paceline.engine.hf_engine import Engine
+from paceline.engine.engine_interface import Engine
 
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
 
 MODULES = {
-    "local": "paceline.engine.backends.local_engine",
-    "fsdp": "paceline.engine.backends.fsdp",
-    "fsdp2": "paceline.engine.backends.fsdp",
-    "torchtitan": "paceline.engine.backends.torchtitan",
-    "veomni": "paceline.engine.backends.veomni",
-    "megatron": "paceline.engine.backends.megatron",
+    name: f"paceline.engine.backends.{module}"
+    for name, module in {
+        "local": "local_engine",
+        "fsdp": "fsdp",
+        "fsdp2": "fsdp",
+        "torchtitan": "torchtitan",
+        "veomni": "veomni",
+        "megatron": "megatron",
+    }.items()
 }
 _ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
 

@@ -28,8 +28,8 @@ from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import logging as transformers_logging
 
 from paceline.config import ModelConfig, TrainedModelConfig
-from paceline.speedups.onednn_linear import same_way_again
 from paceline.errors import ConfigError
+from paceline.speedups import recompute_contexts
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def build_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> PreTrain
     """
     built, missing = read_model(model, kind)
     _check_missing(built, str(model.path), kind, missing, train=train)
-    return _prepare(built, model, kind, train=train)
+    return prepare_model(built, model, kind, train=train)
 
 
 def build_empty_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> PreTrainedModel:
@@ -84,10 +84,10 @@ def build_empty_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> Pr
         )
     built = built.to_empty(device="cpu")
     built.tie_weights()
-    return _prepare(built, model, kind, train=train)
+    return prepare_model(built, model, kind, train=train)
 
 
-def _prepare(built: PreTrainedModel, model: ModelConfig, kind: ModelKind, *, train: bool) -> PreTrainedModel:
+def prepare_model(built: PreTrainedModel, model: ModelConfig, kind: ModelKind, *, train: bool) -> PreTrainedModel:
     for module in built.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -101,7 +101,7 @@ def _prepare(built: PreTrainedModel, model: ModelConfig, kind: ModelKind, *, tra
     if train and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing:
         # There is no dropout whose random state would have to be replayed.
         built.gradient_checkpointing_enable(
-            {"use_reentrant": False, "preserve_rng_state": False, "context_fn": same_way_again}
+            {"use_reentrant": False, "preserve_rng_state": False, "context_fn": recompute_contexts}
         )
     built.requires_grad_(train)
     return built.eval()
@@ -112,7 +112,8 @@ def _score_every_token(self: PreTrainedModel, **inputs: Any) -> TokenClassifierO
 
     That fails where the padding token also ends sequences. The engine picks the last token by the attention mask.
     """
-    return TokenClassifierOutput(logits=self.score(self.base_model(**inputs).last_hidden_state))
+    score: nn.Module = self.get_submodule("score")
+    return TokenClassifierOutput(logits=score(self.base_model(**inputs).last_hidden_state))
 
 
 def _read_config(model: ModelConfig, kind: ModelKind) -> PretrainedConfig:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec, path: str | None) -> Non
         base_model_name_or_path=path,
     )
     inject_adapter_in_model(config, model, _NAME)
-    config.target_modules = sorted(config.target_modules)  # a set, whose order would change from file to file
+    config.target_modules = sorted(config.target_modules or ())  # a set, whose order would change from file to file
     model.eval()
 
 
@@ -84,22 +83,6 @@ def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
 def has_adapter(model: PreTrainedModel) -> bool:
     """Whether `add_adapter` was called."""
     return hasattr(model, "peft_config")
-
-
-@contextmanager
-def adapter_off(model: PreTrainedModel) -> Iterator[None]:
-    """The model without its adapters, for inference."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    # peft's own switch also changes requires_grad, which sharded parameters copy at their first use.
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False
 
 
 def merged_tensors(

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from paceline.config import ModelConfig
+from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
 from paceline.engine.lora import (
     ADAPTER_CONFIG,
     adapter_tensors,
@@ -40,14 +41,12 @@ from paceline.engine.lora import (
     read_adapter,
     write_adapter,
 )
-from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
 from paceline.errors import CheckpointError
+from paceline.private_apis.torch_private import FSDP1_PREFIX
 
 OPTIMIZER_FILE = "optimizer.pt"
 _ROOT_PART = "model."
 """What stands before a parameter's Hugging Face name in the module that is called: see AnswerModel."""
-_FSDP1_PART = "_fsdp_wrapped_module."
-"""What stands in the names of parameters of layers that FSDP1 wraps."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +77,15 @@ def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
     """Copy a training state into the main memory of rank 0. Collective."""
     with_adapter = has_adapter(state.model)
     tensors = adapter_tensors(_state_dict(state.root), full_tensor) if with_adapter else named_full_tensors(state)
-    weights = _in_main_memory(tensors, keep=rank == 0)
+    weights = in_main_memory(tensors, keep=rank == 0)
     training: dict[str, Any] | None = None
     if state.optimizer is not None:
         # An optimizer that made no step has no moments, and asking for them would count as a step.
-        sharded = get_optimizer_state_dict(state.root, state.optimizer)["state"] if state.num_steps else {}
+        sharded: dict[str, Any] = {}
+        if state.num_steps:
+            sharded = cast(dict[str, Any], get_optimizer_state_dict(state.root, state.optimizer)["state"])
         moments = {
-            _hf_name(name): _in_main_memory(((key, full_tensor(value)) for key, value in parts.items()), keep=rank == 0)
+            _hf_name(name): in_main_memory(((key, full_tensor(value)) for key, value in parts.items()), keep=rank == 0)
             for name, parts in sharded.items()
         }
         training = {"moments": moments, "num_steps": state.num_steps}
@@ -185,7 +186,7 @@ def _read_training(folder: Path, state: TrainingState) -> dict[str, Any]:
         raise CheckpointError(f"it has no {OPTIMIZER_FILE}; it was written by an engine that does not train.")
     training = torch.load(file, weights_only=True, map_location="cpu")
     expected = {
-        name.replace(_FSDP1_PART, "") for name, parameter in state.model.named_parameters() if parameter.requires_grad
+        name.replace(FSDP1_PREFIX, "") for name, parameter in state.model.named_parameters() if parameter.requires_grad
     }
     if training["num_steps"] and expected != set(training["moments"]):
         differing = expected ^ set(training["moments"])
@@ -203,7 +204,8 @@ def named_full_tensors(state: TrainingState) -> Iterator[tuple[str, torch.Tensor
 
 def _state_dict(root: nn.Module) -> dict[str, torch.Tensor]:
     """The model's state dict as the backend holds it."""
-    return {_hf_name(name): value.detach() for name, value in get_model_state_dict(root).items()}
+    tensors = cast(dict[str, torch.Tensor], get_model_state_dict(root))
+    return {_hf_name(name): tensor.detach() for name, tensor in tensors.items()}
 
 
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
@@ -220,7 +222,7 @@ def set_weights(root: nn.Module, weights: dict[str, Any], *, from_rank0: bool, p
     set_model_state_dict(root, _root_names(weights), options=options)
 
 
-def _in_main_memory(tensors: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> dict[str, torch.Tensor]:
+def in_main_memory(tensors: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -> dict[str, torch.Tensor]:
     """Copies of all, if they are to be kept; else what is gathered is dropped one by one."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors if keep}
 

@@ -43,12 +43,12 @@ class WantedTokens:
     def _take(self, mlp: nn.Module, arguments: tuple[Any, ...]) -> Tensor | None:
         is_called_as_usual = len(arguments) == 1 and arguments[0].dim() == 3
         self._shape = arguments[0].shape if self.places is not None and is_called_as_usual else None
-        if self._shape is None:
+        if self._shape is None or self.places is None:
             return None
         return arguments[0].flatten(0, 1).index_select(0, self.places)[None]
 
     def _put_back(self, mlp: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        if self._shape is None:
+        if self._shape is None or self.places is None:
             return None
         nothing = output.new_zeros(self._shape).flatten(0, 1)
         return nothing.index_copy_(0, self.places, output[0]).view(self._shape)

@@ -1,38 +1,33 @@
-"""The forward pass of Llama and its like with nothing around it.
+"""The forward pass of Llama and similar models, without transformers' work around it.
 
-A decoding step of few rows is short: what transformers does around the arithmetic takes a fifth of it, and on a CPU a
-product of few rows waits for its weights. So masks are made once, of the last layer only the last position is computed,
-and weights are put in the order in which oneDNN reads them. Adapters and autocast have their part, since the model's
-own modules are called. Which models are plain enough is said by name: others of the same modules scale, cap or skip
-something.
+A decoding step of few rows is short: what transformers does around the arithmetic takes a fifth of it. Here masks are
+made once, the last layer computes the last position only, and on a CPU weights are packed (`packed_linear`). Adapters
+and autocast work, since the model's own modules are called. The models are known by name: others with the same
+modules scale, cap or skip something.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from paceline.rollout.kv_cache import grouped_sdpa
+from paceline.private_apis.transformers_private import attention_name
+from paceline.speedups.fast_linear import packed_linear
+from paceline.speedups.grouped_attention import grouped_sdpa
 
 PLAIN = {f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
-PACKED_ELEMENTS = 2**18
-"""Weights of a linear layer from which on packing them pays: a call of oneDNN costs some 40 microseconds."""
-_ROWS = 64
-"""What the order of packed weights is chosen for; it is as good for any number but one, which goes without."""
 
 
 def is_plain(model: PreTrainedModel) -> bool:
     """Whether `LeanForward` computes what the model's own forward pass does."""
-    config: Any = model.config
     return (
         type(model).__name__ in PLAIN
         and type(model).__module__.startswith("transformers.models.")
-        and config._attn_implementation == "sdpa"
-        and getattr(config, "sliding_window", None) is None
+        and attention_name(model) == "sdpa"
+        and getattr(model.config, "sliding_window", None) is None
     )
 
 
@@ -42,7 +37,7 @@ class LeanForward:
     def __init__(self, model: PreTrainedModel) -> None:
         self._body: Any = model.model
         self._layers = [_Layer(layer) for layer in self._body.layers]
-        self._head = _packed(model.lm_head)
+        self._head = packed_linear(model.lm_head)
 
     def __call__(self, input_ids: Tensor, positions: Tensor, visible: Tensor | None, cache: Cache) -> Tensor:
         """Logits (rows, vocabulary) after the last position.
@@ -72,10 +67,10 @@ class _Layer:
         no_norm = nn.Identity()
         self._query_norm, self._key_norm = (getattr(self._attention, name, no_norm) for name in ("q_norm", "k_norm"))
         self._query, self._key, self._value, self._output = (
-            _packed(getattr(self._attention, f"{name}_proj")) for name in "qkvo"
+            packed_linear(getattr(self._attention, f"{name}_proj")) for name in "qkvo"
         )
         self._gate, self._up, self._down = (
-            _packed(getattr(self._mlp, f"{name}_proj")) for name in ("gate", "up", "down")
+            packed_linear(getattr(self._mlp, f"{name}_proj")) for name in ("gate", "up", "down")
         )
 
     def __call__(
@@ -108,25 +103,3 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of (rows, new, heads, head_dim): the first half of a head's dimensions turns with the second."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos.unsqueeze(2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(2)
-
-
-def _packed(linear: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The layer; on a CPU, if it is a large one, with a copy of its weights that products of few rows read faster."""
-    if (
-        type(linear) is not nn.Linear
-        or linear.weight.device.type != "cpu"
-        or linear.weight.dtype != torch.float32
-        or linear.weight.numel() < PACKED_ELEMENTS
-        or torch.is_autocast_enabled("cpu")
-        or not torch.backends.mkldnn.is_available()
-    ):
-        return linear
-    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), _ROWS)
-    multiply, bias = torch.ops.mkldnn._linear_pointwise, linear.bias
-
-    def apply(hidden: Tensor) -> Tensor:
-        if hidden.numel() == hidden.shape[-1]:
-            return linear(hidden)
-        return multiply(hidden, weight, bias, "none", [], "")
-
-    return apply

@@ -23,7 +23,7 @@ class RewardWorker(Worker):
 
     def __init__(self, reward_fn: RewardFn, val_reward_fn: RewardFn | None) -> None:
         super().__init__()
-        self.reward_fns = {False: reward_fn, True: val_reward_fn}
+        self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_reward(self, data: DataProto, validation: bool = False) -> DataProto:
@@ -31,7 +31,9 @@ class RewardWorker(Worker):
 
         One column, because the rows of another share may have other fields.
         """
-        result = self.reward_fns[validation](data, return_dict=True)
+        reward_fn = self.val_reward_fn if validation else self.reward_fn
+        assert reward_fn is not None, "this run has no reward function for validation"
+        result = reward_fn(data, return_dict=True)
         if not isinstance(result, dict) or "reward_tensor" not in result:
             raise RewardError(
                 f"the reward function, called with return_dict=True, gave a {type(result).__name__}; it must give a "
@@ -46,6 +48,7 @@ class RewardWorker(Worker):
 
 def _check(rewards: Any, info: Any, data: DataProto) -> None:
     """What a reward function of the user's own making gave must fit the batch."""
+    assert data.batch is not None
     wanted = tuple(data.batch["responses"].shape)
     shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None
     if shape != wanted:

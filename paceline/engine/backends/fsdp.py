@@ -6,7 +6,7 @@ import logging
 import warnings
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,19 +19,20 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp._runtime_utils import _reshard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
-from paceline.engine.hf_engine import Engine
-from paceline.engine.training_state import set_weights
-from paceline.engine.distributed import ensure_process_group, gather_objects
-from paceline.engine.hf_models import build_empty_model
+from paceline.engine.distributed import AllRanks, ensure_process_group
 from paceline.engine.engine_registry import register_engine
+from paceline.engine.hf_engine import HfEngine
+from paceline.engine.hf_models import build_empty_model
+from paceline.engine.training_state import set_weights
+from paceline.private_apis.torch_private import move_fsdp1, reshard_fsdp1
+from paceline.private_apis.transformers_private import decoder_layers
 
 for _message in (
-    # What the module gives may be a view. It is only read: see Engine._forward.
+    # The module's output may be a view. It is only read: see MicroBatchEngine._forward.
     "FSDP2-wrapped module .* returned a view tensor",
     # FSDP1 on one rank has nothing to shard.
     "FSDP is switching to use `NO_SHARD`",
@@ -43,26 +44,22 @@ for _message in (
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-class ShardedEngine(Engine):
+class ShardedEngine(AllRanks, HfEngine):
     """The model in shares over all ranks of the default group; each decoder layer is gathered on its own."""
-
-    root: Any
 
     def _build_model(self) -> PreTrainedModel:
         """Only rank 0 reads the weights, so a fresh value head is the same everywhere."""
         ensure_process_group(self.spec.device)
         if self.rank == 0:
             return super()._build_model()
-        return build_empty_model(self.spec.model, self.spec.kind, train=self.spec.optim is not None)
+        return build_empty_model(self.spec.model, self.spec.kind, train=self.spec.trains)
 
     def _distribute(self, answers: AnswerModel) -> nn.Module:
         """Rank 0 sends each rank its share."""
         full_weights = answers.model.state_dict() if self.rank == 0 else {}
         mesh = init_device_mesh(self.spec.device, (self.world_size,))
-        root = self._shard(answers, _decoder_layers(answers.model), mesh)
+        root = self._shard(answers, layers_to_shard(answers.model), mesh)
         set_weights(root, full_weights, from_rank0=True)
         # The tables of the rotary embeddings are in no state dict.
         for buffer in root.buffers():
@@ -77,22 +74,13 @@ class ShardedEngine(Engine):
         """FSDP itself casts what it gathers: autocast would keep a copy of all weights until the backward pass."""
         return nullcontext()
 
-    @property
-    def rank(self) -> int:
-        return dist.get_rank()
-
-    @property
-    def world_size(self) -> int:
-        return dist.get_world_size()
-
-    def _gather(self, value: T) -> list[T]:
-        return gather_objects(value)
-
 
 @register_engine("fsdp2")
 class Fsdp2Engine(ShardedEngine):
     """`fully_shard`: parameters are DTensors."""
 
+    root: Any
+    """What `fully_shard` makes of an AnswerModel: a class of its own that is both an AnswerModel and an FSDPModule."""
     takes_lora = True
 
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
@@ -110,6 +98,8 @@ class Fsdp2Engine(ShardedEngine):
 @register_engine("fsdp")
 class FsdpEngine(ShardedEngine):
     """`FullyShardedDataParallel`, FSDP's first version: parameters are pieces of one flat tensor per layer."""
+
+    root: FullyShardedDataParallel
 
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
         root = FullyShardedDataParallel(
@@ -130,16 +120,11 @@ class FsdpEngine(ShardedEngine):
         return self.root.clip_grad_norm_(max_norm)
 
     def _move_parameters(self, device: str) -> None:
-        # Module.to would silently end the reduction of gradients.
-        for module in FullyShardedDataParallel.fsdp_modules(self.root):
-            if module._handle is not None:
-                module._handle.flat_param_to(torch.device(device))
-                module._handle.flat_param._local_shard = module._handle.flat_param.data
+        move_fsdp1(self.root, device)
 
     def _after_inference(self) -> None:
-        # As above; FSDP1 has no public call for it. A single rank has nothing to shard.
-        if self.world_size > 1:
-            _reshard(self.root, self.root._handle, True)
+        if self.world_size > 1:  # A single rank has nothing to shard.
+            reshard_fsdp1(self.root)
 
 
 def sum_gradients(root: nn.Module) -> None:
@@ -155,9 +140,9 @@ def _sum_over_ranks(state: None, gradient: Tensor, share: Tensor) -> None:
     dist.reduce_scatter_single(share, gradient)
 
 
-def _decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+def layers_to_shard(model: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, with a warning if the model names none."""
+    layers = decoder_layers(model)
     if not layers:
         logger.warning("%s names no layers to shard one by one: it is sharded as a whole.", type(model).__name__)
     return layers

@@ -7,13 +7,13 @@ import os
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
-from paceline.engine.hf_engine import Engine
 from paceline.engine.engine_registry import register_engine
+from paceline.engine.hf_engine import HfEngine
 from paceline.errors import ConfigError
 
 
 @register_engine("local")
-class LocalEngine(Engine):
+class LocalEngine(HfEngine):
     """The plain model. Several ranks may each hold one to infer with; training would let their weights drift apart."""
 
     takes_lora = True
@@ -23,7 +23,7 @@ class LocalEngine(Engine):
 
     def _build_model(self) -> PreTrainedModel:
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        if self.spec.optim is not None and world_size > 1:
+        if self.spec.trains and world_size > 1:
             raise ConfigError(
                 f"strategy=local trains in one process, but this role has {world_size}; "
                 "set strategy=fsdp2 or give the role one device."

@@ -28,12 +28,12 @@ from torch.optim import Optimizer
 from transformers import PretrainedConfig
 
 from paceline.config import OptimConfig
+from paceline.engine.backends.own_model import OwnModelEngine, Part
+from paceline.engine.engine_registry import register_engine
+from paceline.engine.hf_models import ModelKind
 from paceline.engine.inputs import ModelCall
 from paceline.engine.logprobs import hidden_log_probs_and_entropy
-from paceline.engine.hf_models import ModelKind
-from paceline.engine.backends.own_model import OwnModelEngine, Part
 from paceline.engine.parallel_logprobs import parallel_log_probs_and_entropy
-from paceline.engine.engine_registry import register_engine
 from paceline.errors import ConfigError
 
 
@@ -43,9 +43,9 @@ class MegatronEngine(OwnModelEngine):
 
     strategy = "megatron"
     model_types = ("llama", "qwen2", "qwen3")
-    model: _Decoder
+    model: _MegatronDecoder
 
-    def _build(self) -> _Decoder:
+    def _build(self) -> _MegatronDecoder:
         on_cpu = self.spec.device == "cpu"
         if on_cpu and self._recomputes:
             raise ConfigError(
@@ -55,7 +55,7 @@ class MegatronEngine(OwnModelEngine):
         self._join_groups()
         config = self.hf_model.config
         with _cpu_stand_ins() if on_cpu else nullcontext():
-            return _Decoder(self._layers(config), config, self.spec.kind, on_cpu).to(self.device)
+            return _MegatronDecoder(self._layers(config), config, self.spec.kind, on_cpu).to(self.device)
 
     def _join_groups(self) -> None:
         """Megatron keeps one set of groups per process, so all roles of a process have one size."""
@@ -117,12 +117,12 @@ class MegatronEngine(OwnModelEngine):
 
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         """Gradients are summed over data-parallel ranks here; their norm counts what ranks have in common once."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        parameters: list[Any] = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if self.tensor_parallel_group is not None:
             # Each rank has the norms of queries and keys whole, and their gradients from its own heads.
-            for name, parameter in self.model.named_parameters():
+            for name, weight in self.model.named_parameters():
                 if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
-                    dist.all_reduce(parameter.grad, group=self.tensor_parallel_group)
+                    dist.all_reduce(weight.grad, group=self.tensor_parallel_group)
         squares = torch.zeros(2, device=self.device)
         for parameter in parameters:
             dist.all_reduce(parameter.grad, group=parallel_state.get_data_parallel_group())
@@ -196,7 +196,7 @@ class MegatronEngine(OwnModelEngine):
         """`fuse` makes a rank's parameter of its pieces of what `names` are, along `dim`; `split` undoes it."""
         count, rank = self.tensor_parallel_size, self.tensor_parallel_rank
         # Megatron marks shares itself only where it also draws their values.
-        parameter.tensor_model_parallel = dim is not None
+        setattr(parameter, "tensor_model_parallel", dim is not None)  # noqa: B010 - torch's type has no such field
         lengths = [0 if dim is None else self.hf_model.get_parameter(name).shape[dim] for name in names]
 
         def to_hf(share: Tensor) -> list[Tensor]:
@@ -218,7 +218,7 @@ class MegatronEngine(OwnModelEngine):
         return Part(parameter, names, to_hf, from_hf)
 
 
-class _Decoder(nn.Module):
+class _MegatronDecoder(nn.Module):
     """Megatron's GPT and a head, called as an AnswerModel is."""
 
     def __init__(self, layers: TransformerConfig, config: PretrainedConfig, kind: ModelKind, on_cpu: bool) -> None:

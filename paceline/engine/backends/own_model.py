@@ -1,7 +1,7 @@
-"""What backends share that have models of their own, in shares of theirs: torchtitan and megatron.
+"""What backends with models of their own share: torchtitan and megatron.
 
 Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
-checkpoints in the common format, and the check at the start that its model says what Hugging Face's says.
+checkpoints in the common format, and the check at the start that its model computes what Hugging Face's computes.
 
 With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows
 to ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
@@ -10,11 +10,11 @@ to ranks and knows nothing of groups: the ranks of a group put theirs together f
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,18 +22,16 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from paceline.config import OptimConfig, TrainedModelConfig
+from paceline.config import TrainedModelConfig
 from paceline.engine.answers import AnswerModel
-from paceline.engine.hf_engine import Engine
-from paceline.engine.training_state import Snapshot, TrainingState, read_training_state
-from paceline.engine.distributed import ensure_process_group, gather_objects
-from paceline.engine.inputs import aligned_call, padded_call, two_sequences
+from paceline.engine.distributed import AllRanks, ensure_process_group, gather_objects
+from paceline.engine.engine_interface import LossFn
 from paceline.engine.hf_models import build_empty_model, build_model
-from paceline.engine.optim import make_optimizer, make_schedule
+from paceline.engine.inputs import aligned_call, padded_call, two_sequences
+from paceline.engine.micro_batch_engine import MicroBatchEngine
+from paceline.engine.training_state import Snapshot, TrainingState, in_main_memory, read_training_state
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Part:
     """The other way round."""
 
 
-class OwnModelEngine(Engine):
+class OwnModelEngine(AllRanks, MicroBatchEngine):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
     takes_bfloat16 = False
@@ -59,15 +57,25 @@ class OwnModelEngine(Engine):
     """What it has models for, as `model_type` in config.json."""
     hf_model: PreTrainedModel
     """The Hugging Face model without memory: for its names and its files."""
-    tensor_parallel_group: Any = None
+    tensor_parallel_group: dist.ProcessGroup | None = None
     """The ranks that hold one model together; None: each data-parallel rank is alone."""
 
-    def initialize(self) -> None:
-        spec, train = self.spec, self.spec.optim is not None
-        if spec.optim is not None:
-            self._learning_rate = make_schedule(spec.optim, spec.total_optimizer_steps)
+    # What a backend defines.
+
+    @abstractmethod
+    def _build(self) -> nn.Module:
+        """Its module on this rank's device, with any weights; and the groups of ranks."""
+
+    @abstractmethod
+    def _make_parts(self) -> list[Part]:
+        """All parameters, each once."""
+
+    # What follows.
+
+    def _set_up_model(self) -> None:
+        spec, train = self.spec, self.spec.trains
         ensure_process_group(spec.device)
-        self.hf_model = build_empty_model(spec.model, spec.kind, train=train).to("meta")
+        self.hf_model = build_empty_model(spec.model, spec.kind, train=train).to("meta")  # type: ignore[arg-type]  # its decorator hides its arguments
         self.hf_model.tie_weights()
         self._aliases = _names_of_tied(self.hf_model)
         self._check_support(self.hf_model.config)
@@ -78,31 +86,13 @@ class OwnModelEngine(Engine):
         self._check_parts()
         self._put_weights(source.state_dict() if source is not None else {})
         self._compare_with(source)
-        if spec.optim is not None:
-            self.optimizer = self._make_optimizer(spec.optim)
 
-    # What a backend defines.
+    def train_batch(self, data: DataProto, loss_fn: LossFn, **sizes: Any) -> dict[str, float]:
+        return super().train_batch(self._rows_of_group(data)[0], loss_fn, **sizes)
 
-    @abstractmethod
-    def _build(self) -> Any:
-        """Its module on this rank's device, with any weights; and the groups of ranks."""
-
-    @abstractmethod
-    def _make_parts(self) -> list[Part]:
-        """All parameters, each once."""
-
-    def _make_optimizer(self, config: OptimConfig) -> Any:
-        """AdamW, or what keeps its moments under AdamW's names."""
-        return make_optimizer(self.model.parameters(), config)
-
-    # What follows.
-
-    def train_batch(self, data: DataProto, *args: Any, **kwargs: Any) -> dict[str, float]:
-        return super().train_batch(self._rows_of_group(data)[0], *args, **kwargs)
-
-    def infer_batch(self, data: DataProto, **kwargs: Any) -> dict[str, Tensor]:
+    def infer_batch(self, data: DataProto, **sizes: Any) -> dict[str, Tensor]:
         rows, own = self._rows_of_group(data)
-        return {name: values[own] for name, values in super().infer_batch(rows, **kwargs).items()}
+        return {name: values[own] for name, values in super().infer_batch(rows, **sizes).items()}
 
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.named_full(lambda parameter: parameter.detach()):
@@ -116,14 +106,14 @@ class OwnModelEngine(Engine):
 
     def snapshot(self) -> Snapshot:
         keep = self.rank == 0
-        weights = _in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep)
+        weights = in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep=keep)
         training: dict[str, Any] | None = None
         if self.optimizer is not None:
             moments: dict[str, dict[str, Tensor]] = {name: {} for part in self.parts for name in part.names}
             state = self.optimizer.state
             for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
-                named = self.named_full(lambda parameter, key=key: state[parameter][key])
-                for name, value in _in_main_memory(named, keep).items():
+                named = self.named_full(partial(_moment, state, key))
+                for name, value in in_main_memory(named, keep=keep).items():
                     moments[name][key] = value
             for saved in moments.values():
                 saved["step"] = torch.tensor(float(self.num_steps))
@@ -153,14 +143,6 @@ class OwnModelEngine(Engine):
                 group["step"] = self.num_steps
 
     @property
-    def rank(self) -> int:
-        return dist.get_rank()
-
-    @property
-    def world_size(self) -> int:
-        return dist.get_world_size()
-
-    @property
     def tensor_parallel_rank(self) -> int:
         return 0 if self.tensor_parallel_group is None else dist.get_rank(self.tensor_parallel_group)
 
@@ -171,23 +153,11 @@ class OwnModelEngine(Engine):
     @property
     def _recomputes(self) -> bool:
         model = self.spec.model
-        return (
-            self.spec.optim is not None
-            and isinstance(model, TrainedModelConfig)
-            and model.enable_gradient_checkpointing
-        )
+        return self.spec.trains and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing
 
-    def _gather(self, value: T) -> list[T]:
-        return gather_objects(value)
-
-    def _distribute(self, answers: AnswerModel) -> nn.Module:
-        raise RuntimeError(f"strategy={self.strategy} has a model of its own.")
-
-    def _calls(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def _answer(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
-        return self.root(aligned_call(micro_batch, self.spec.kind, self.device), temperature)
+    def _answer(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+        answers: dict[str, Tensor] = self.root(aligned_call(micro_batch, self.spec.kind, self.device), temperature)
+        return answers
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
         # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
@@ -199,8 +169,9 @@ class OwnModelEngine(Engine):
         """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
         if self.tensor_parallel_group is None:
             return data, slice(0, len(data))
-        columns: list[Any] = [None] * self.tensor_parallel_size
-        dist.all_gather_object(columns, dict(data.batch.items()), group=self.tensor_parallel_group)
+        assert data.batch is not None
+        own: dict[str, Any] = dict(data.batch.items())
+        columns = gather_objects(own, self.tensor_parallel_group)
         lengths = [len(part["attention_mask"]) for part in columns]
         start = sum(lengths[: self.tensor_parallel_rank])
         rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
@@ -266,8 +237,8 @@ class OwnModelEngine(Engine):
 
     @torch.no_grad()
     def _compare_with(self, source: PreTrainedModel | None) -> None:
-        """Raise ConfigError unless this model says of two short sequences what rank 0's `source` says. Collective."""
-        answers = self._answer(two_sequences(), packed=False)
+        """Raise ConfigError unless this model and rank 0's `source` agree on two short sequences. Collective."""
+        answers = self._answer(two_sequences(), 1.0)
         self._after_inference()
         problem = ""
         if source is not None:
@@ -293,5 +264,5 @@ def _names_of_tied(model: PreTrainedModel) -> dict[str, list[str]]:
     return {first: [first, *others] for first, *others in names.values()}
 
 
-def _in_main_memory(tensors: Iterable[tuple[str, Tensor]], keep: bool) -> dict[str, Tensor]:
-    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors if keep}
+def _moment(state: dict[Tensor, dict[str, Tensor]], key: str, parameter: nn.Parameter) -> Tensor:
+    return state[parameter][key]

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import linear
 from torchtitan.tools import utils as titan_utils
@@ -44,21 +43,20 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
 
 from paceline.engine.backends.fsdp import sum_gradients
+from paceline.engine.backends.own_model import OwnModelEngine, Part
+from paceline.engine.engine_registry import register_engine
+from paceline.engine.hf_models import ModelKind
 from paceline.engine.inputs import ModelCall
 from paceline.engine.logprobs import hidden_log_probs_and_entropy
-from paceline.engine.hf_models import ModelKind
-from paceline.engine.backends.own_model import OwnModelEngine, Part
 from paceline.engine.parallel_logprobs import parallel_log_probs_and_entropy
-from paceline.engine.engine_registry import register_engine
 from paceline.errors import ConfigError
+from paceline.private_apis.torch_private import CHECKPOINT_PREFIX, recomputes_activations, silence_mesh_advice
 
-# What torchtitan does to a model, and advice on the meshes that it makes.
-for _name, _level in (("torchtitan", logging.WARNING), ("torch.distributed.tensor._redistribute", logging.ERROR)):
-    logging.getLogger(_name).setLevel(_level)
+logging.getLogger("torchtitan").setLevel(logging.WARNING)  # it reports what it does to a model
+silence_mesh_advice()
 
 _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
 """All values come from Hugging Face's weights."""
-_CHECKPOINT_PART = "_checkpoint_wrapped_module."
 
 
 @register_engine("torchtitan")
@@ -67,9 +65,9 @@ class TorchtitanEngine(OwnModelEngine):
 
     strategy = "torchtitan"
     model_types = ("llama", "qwen3")
-    model: _Decoder
+    model: _TitanDecoder
 
-    def _build(self) -> _Decoder:
+    def _build(self) -> _TitanDecoder:
         if titan_utils.device_type != self.spec.device:
             raise ConfigError(
                 f"strategy=torchtitan computes on {titan_utils.device_type} here, not on trainer.device="
@@ -109,7 +107,7 @@ class TorchtitanEngine(OwnModelEngine):
         with torch.no_grad():
             decoder.init_states(buffer_device=self.device)
         sum_gradients(decoder)
-        return _Decoder(decoder, self.spec.kind, self.hf_model.config, self.tensor_parallel_group)
+        return _TitanDecoder(decoder, self.spec.kind, self.hf_model.config, self.tensor_parallel_group)
 
     def _make_parts(self) -> list[Part]:
         """Names and the order of rotary dimensions are known to torchtitan's adapter."""
@@ -117,7 +115,7 @@ class TorchtitanEngine(OwnModelEngine):
         adapter = (Qwen3StateDictAdapter if is_qwen else Llama3StateDictAdapter)(self.titan_config, None)
         parts = []
         for key, parameter in self.model.decoder.named_parameters():
-            key = key.replace(_CHECKPOINT_PART, "")
+            key = key.replace(CHECKPOINT_PREFIX, "")
             if self.spec.kind != "causal_lm" and key.startswith("lm_head."):
                 parts.append(_part(parameter, key.replace("lm_head", "score"), key, None))
                 continue
@@ -132,7 +130,7 @@ class TorchtitanEngine(OwnModelEngine):
                 module.reshard()
 
 
-class _Decoder(nn.Module):
+class _TitanDecoder(nn.Module):
     """torchtitan's decoder, called as an AnswerModel is."""
 
     def __init__(self, decoder: Any, kind: ModelKind, config: PretrainedConfig, group: Any) -> None:
@@ -151,7 +149,7 @@ class _Decoder(nn.Module):
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        return any(isinstance(module, CheckpointWrapper) for module in self.modules())
+        return recomputes_activations(self)
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
         """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`."""

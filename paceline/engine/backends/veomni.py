@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 # VeOmni reports each step of its setup on standard output, and what it would do better with sequence parallelism.
@@ -24,12 +25,13 @@ from veomni.models import build_foundation_model
 from veomni.models.loader import MODELING_REGISTRY
 from veomni.optim import build_optimizer
 
+from paceline.config import OptimConfig
 from paceline.engine.answers import AnswerModel
-from paceline.engine.training_state import set_weights
+from paceline.engine.backends.fsdp import Fsdp2Engine, layers_to_shard, sum_gradients
 from paceline.engine.distributed import ensure_process_group
-from paceline.engine.backends.fsdp import Fsdp2Engine, _decoder_layers, sum_gradients
-from paceline.engine.hf_models import _prepare, build_empty_model, build_model
 from paceline.engine.engine_registry import register_engine
+from paceline.engine.hf_models import build_empty_model, build_model, prepare_model
+from paceline.engine.training_state import set_weights
 from paceline.errors import ConfigError
 
 
@@ -41,22 +43,22 @@ class VeomniEngine(Fsdp2Engine):
     takes_bfloat16 = False
     takes_offload = False
 
-    def initialize(self) -> None:
-        super().initialize()
-        optim = self.spec.optim
-        if optim is not None and self.spec.device != "cpu":
-            self.optimizer = build_optimizer(
-                self.model,
-                lr=optim.lr,
-                betas=tuple(optim.betas),
-                eps=optim.eps,
-                weight_decay=optim.weight_decay,
-                fused=True,
-            )
+    def _make_optimizer(self, config: OptimConfig) -> Optimizer:
+        if self.spec.device == "cpu":
+            return super()._make_optimizer(config)
+        optimizer: Optimizer = build_optimizer(
+            self.model,
+            lr=config.lr,
+            betas=tuple(config.betas),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        return optimizer
 
     def _build_model(self) -> PreTrainedModel:
         """Without weights. Those are Hugging Face's, read by rank 0, which also draws a head that they lack."""
-        spec, train = self.spec, self.spec.optim is not None
+        spec, train = self.spec, self.spec.trains
         ensure_process_group(spec.device)
         if not is_parallel_state_initialized():
             init_parallel_state(dp_size=self.world_size, dp_mode="fsdp2", device_type=spec.device)
@@ -74,10 +76,10 @@ class VeomniEngine(Fsdp2Engine):
             source.config, torch_dtype="float32", init_device="meta", ops_implementation=_operations(spec.device)
         )
         built.tie_weights()
-        return _prepare(built, spec.model, spec.kind, train=train)
+        return prepare_model(built, spec.model, spec.kind, train=train)
 
     def _distribute(self, answers: AnswerModel) -> nn.Module:
-        root = self._shard(answers, _decoder_layers(answers.model))
+        root = self._shard(answers, layers_to_shard(answers.model))
         set_weights(root, self._full_weights, from_rank0=True)
         self._full_weights = {}
         return root

@@ -29,9 +29,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import Engine, EngineSpec
-from paceline.engine.inputs import packed_call
 from paceline.engine.backends.local_engine import LocalEngine
 from paceline.engine.hf_models import ModelKind
+from paceline.engine.inputs import packed_call
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
 from tests.tiny import make_tiny_model

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
-from paceline.rollout.vllm import VllmRollout, _remove_memory_of_killed_runs
+from paceline.rollout.vllm import VllmRollout
 from paceline.rollout.vllm_arguments import engine_arguments
 from tests.tiny import make_tiny_model
 
@@ -179,12 +178,3 @@ def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> 
 def test_arguments_that_vllm_can_not_have_are_named(folder: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine_arguments(make_spec(folder, vllm={name: 1}))
-
-
-def test_memory_that_a_killed_run_left_is_removed_and_that_of_a_running_one_is_not(tmp_path: Path) -> None:
-    left, used, other = (tmp_path / name for name in ("-tp:0-[0-1]-cpushm_0", "-tp:0-[2-3]-cpushm_0", "psm_1"))
-    for file in (left, used, other):
-        file.write_bytes(bytes(4096))
-    with used.open("r+b") as opened, mmap.mmap(opened.fileno(), 0):
-        _remove_memory_of_killed_runs(tmp_path)
-        assert sorted(tmp_path.iterdir()) == sorted([used, other])

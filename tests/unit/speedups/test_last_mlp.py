@@ -14,9 +14,9 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from paceline.config import OptimConfig, TrainedModelConfig
 from paceline.engine import EngineSpec
-from paceline.speedups.last_mlp import find_last_mlp
 from paceline.engine.backends.local_engine import LocalEngine
 from paceline.engine.hf_models import ModelKind
+from paceline.speedups.last_mlp import find_last_mlp
 from tests.tiny import make_tiny_model
 from tests.unit.engine.test_packed_attention import SMALL, loss_fn, make_batch
 

@@ -9,8 +9,9 @@ import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from paceline.rollout import lean_forward, native
+from paceline.rollout import native
 from paceline.rollout.rollout_interface import SamplingParams
+from paceline.speedups import fast_linear
 from paceline.speedups.lean_forward import LeanForward, is_plain
 from tests.unit.rollout.test_native import ARCHITECTURES, make_model
 
@@ -27,7 +28,7 @@ def own_logits(model: PreTrainedModel, ids: torch.Tensor, visible: torch.Tensor)
 @pytest.mark.parametrize("name", [*PLAIN, "qwen2 and an adapter"])
 @torch.no_grad()
 def test_prefill_and_steps_equal_the_models_own_pass(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1 if packed else 1 << 60)
+    monkeypatch.setattr(fast_linear, "PACKED_ELEMENTS", 1 if packed else 1 << 60)
     torch.manual_seed(0)
     model = make_model(name.removesuffix(" and an adapter"))
     for parameter in model.parameters():  # biases are 0 and norms are 1 at first
@@ -59,7 +60,7 @@ def test_nothing_hidden_needs_no_mask() -> None:
 
 @torch.no_grad()
 def test_under_autocast_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1)
+    monkeypatch.setattr(fast_linear, "PACKED_ELEMENTS", 1)
     model, ids = make_model(), torch.randint(2, 64, (2, 6), generator=torch.Generator().manual_seed(1))
     positions = torch.arange(6).expand(2, 6)
     with torch.autocast("cpu", torch.bfloat16):
@@ -70,7 +71,7 @@ def test_under_autocast_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_each_generation_packs_the_weights_of_its_moment_and_keeps_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 1)
+    monkeypatch.setattr(fast_linear, "PACKED_ELEMENTS", 1)
     made: list[weakref.ref[LeanForward]] = []
 
     def noting(model: PreTrainedModel) -> LeanForward:

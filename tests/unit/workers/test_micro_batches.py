@@ -98,7 +98,7 @@ def test_the_critic_has_budgets_of_its_own(
     worker.compute_values(make_data())
     asked: list[dict[str, int]] = []
     monkeypatch.setattr(worker, "train", lambda *_, prefix, **sizes: asked.append(sizes) or {f"{prefix}/loss": 0.0})
-    monkeypatch.setattr("paceline.workers.engine_workers.mean_metrics", lambda *_: {})
+    monkeypatch.setattr("paceline.workers.role_worker.mean_metrics", lambda *_: {})
     worker.update_critic(make_data())
     assert worker.engine.asked == [values]
     assert asked == [update]

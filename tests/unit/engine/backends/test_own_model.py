@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from tests.contract import engine_scenarios as scenarios
 from tests.tiny import make_tiny_model
 
-DOCS = Path(__file__).parents[3] / "docs/training_backends.md"
+DOCS = Path(__file__).parents[4] / "docs/training_backends.md"
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from paceline.config import OptimConfig, TrainedModelConfig
-from paceline.engine import EngineSpec, cpu_linear
-from paceline.speedups.onednn_linear import OneDnnLinear, faster_linear, mkl_keeps_to_avx2
+from paceline.engine import EngineSpec
 from paceline.engine.backends.local_engine import LocalEngine
+from paceline.speedups import fast_linear
+from paceline.speedups.fast_linear import OneDnnLinear, faster_linear, mkl_keeps_to_avx2
 from tests.tiny import make_tiny_model
 from tests.unit.engine.test_packed_attention import loss_fn, make_batch
 
@@ -26,14 +27,14 @@ needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reas
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """All products go to oneDNN, and how many each has."""
     products: list[int] = []
-    monkeypatch.setattr(cpu_linear, "SMALLEST_PRODUCT", 1)
-    product = cpu_linear._product
+    monkeypatch.setattr(fast_linear, "SMALLEST_PRODUCT", 1)
+    product = fast_linear.onednn_linear
 
     def counting(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         products.append(states.numel() * len(weight))
         return product(states, weight, bias)
 
-    monkeypatch.setattr(cpu_linear, "_product", counting)
+    monkeypatch.setattr(fast_linear, "onednn_linear", counting)
     return products
 
 
@@ -61,7 +62,7 @@ def test_outputs_and_gradients_are_those_of_linear(
     direction = torch.randn(*shape, sizes[1], generator=dice).transpose(0, -1).contiguous().transpose(0, -1)
     expected = gradients(states, weight, bias, direction)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_linear, "SMALLEST_PRODUCT", 1)
+        patch.setattr(fast_linear, "SMALLEST_PRODUCT", 1)
         with OneDnnLinear():
             found = gradients(states, weight, bias, direction)
     for one, other in zip(found, expected, strict=True):
@@ -92,7 +93,7 @@ def test_nothing_is_computed_for_what_needs_no_gradient(counted: list[int]) -> N
     ids=["small", "bfloat16", "meta"],
 )
 def test_other_products_stay_where_they_were(states: Tensor, weight: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "_product", lambda *_: pytest.fail("it went to oneDNN"))
+    monkeypatch.setattr(fast_linear, "onednn_linear", lambda *_: pytest.fail("it went to oneDNN"))
     with OneDnnLinear():
         assert linear(states, weight).shape == (len(states), len(weight))
         with torch.autocast("cpu", torch.bfloat16):
@@ -107,7 +108,7 @@ def test_an_engine_trains_as_without_it(
     folder = make_tiny_model(tmp_path / "model", layers=2, initializer_range=0.2)
     results: list[tuple[dict[str, Tensor], dict[str, float]]] = []
     for is_used in (False, True):
-        monkeypatch.setattr(cpu_linear, "mkl_keeps_to_avx2", lambda is_used=is_used: is_used)
+        monkeypatch.setattr(fast_linear, "mkl_keeps_to_avx2", lambda is_used=is_used: is_used)
         model = TrainedModelConfig(
             path=str(folder), use_remove_padding=True, enable_gradient_checkpointing=checkpointing
         )

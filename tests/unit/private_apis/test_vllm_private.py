@@ -41,7 +41,8 @@ def test_vllm_knows_the_variables_that_are_set() -> None:
 
 
 def test_the_sampler_reports_log_probs_of_the_full_distribution() -> None:
-    sampler = import_module("vllm.v1.sample.ops.topk_topp_sampler").TopKTopPSampler("processed_logprobs")
+    sampler_class = import_module("vllm.v1.sample.ops.topk_topp_sampler").TopKTopPSampler
+    sampler = sampler_class("processed_logprobs", use_fp64_gumbel=True)  # the way that needs no compiled kernel
     worker = SimpleNamespace(model_runner=SimpleNamespace(sampler=SimpleNamespace(topk_topp_sampler=sampler)))
     vllm_private._replace_sampler(worker)
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])

@@ -209,8 +209,7 @@ def _row(text: str, tokenizer: Any, longest: int) -> dict[str, Any]:
 def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any], tokenizer: Any) -> DataProto:
     """n responses to each prompt, with the labels of its row."""
     from paceline.rollout.postprocess import prompt_token_lists, to_batch
-    from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
-    from paceline.rollout.rollout_registry import get_rollout
+    from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams, get_rollout
     from paceline.trainer.device import detect_device
     from paceline.trainer.ppo.phases import make_requests
 

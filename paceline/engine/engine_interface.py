@@ -1,4 +1,4 @@
-"""The interface of a training backend: what an engine is made from, what it is asked, what a caller may rely on.
+"""The interface of a training backend: what it is made from, what a caller may rely on, and the backends by name.
 
 `hf_engine` and `backends/` implement it; `workers` calls it. The contract is held by
 `tests/contract/test_engine_contract.py`, which every backend runs.
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.algorithms.registry import Registry
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
@@ -197,3 +198,28 @@ class Engine(ABC):
     def world_size(self) -> int:
         """Processes that share the model."""
         return 1
+
+
+EngineClass = TypeVar("EngineClass", bound=type[Engine])
+MODULES = {
+    name: f"paceline.engine.backends.{module}"
+    for name, module in {
+        "local": "local_engine",
+        "fsdp": "fsdp",
+        "fsdp2": "fsdp",
+        "torchtitan": "torchtitan",
+        "veomni": "veomni",
+        "megatron": "megatron",
+    }.items()
+}
+_ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
+
+
+def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
+    """Class decorator: makes an engine known as `strategy=name`."""
+    return _ENGINES.register(name)
+
+
+def get_engine(name: str) -> type[Engine]:
+    """The engine class registered under `name`; ConfigError when there is none."""
+    return _ENGINES.get(name)

@@ -15,19 +15,13 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.engine.answers import ROUNDING, AnswerModel, settle_shortcuts
+from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
 from paceline.engine.hf_models import build_model
 from paceline.engine.inputs import packed_call, padded_call, two_sequences
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
 from paceline.engine.packed_attention import check_packing, packed_attention
-from paceline.engine.training_state import (
-    Snapshot,
-    TrainingState,
-    load_training_state,
-    named_full_tensors,
-    take_snapshot,
-)
+from paceline.engine.training_state import Snapshot, load_training_state, named_full_tensors, take_snapshot
 from paceline.private_apis.peft_private import adapters_disabled
 
 
@@ -60,22 +54,15 @@ class HfEngine(MicroBatchEngine):
 
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         with self.on_device():
-            yield from named_full_tensors(self._training_state())
+            yield from named_full_tensors(self._training_state(self.model))
 
     def snapshot(self) -> Snapshot:
         with self.on_device(optimizer=True):
-            return take_snapshot(self._training_state(), rank=self.rank)
+            return take_snapshot(self._training_state(self.model))
 
     def load(self, folder: str | Path) -> None:
         with self.on_device(optimizer=True):
-            self.num_steps = load_training_state(
-                Path(folder),
-                self._training_state(),
-                model=self.spec.model,
-                kind=self.spec.kind,
-                rank=self.rank,
-                gather=self._gather,
-            )
+            self.num_steps = load_training_state(Path(folder), self._training_state(self.model))
 
     def without_adapter(self) -> AbstractContextManager[None]:
         return adapters_disabled(self.model) if self.spec.lora is not None else nullcontext()
@@ -85,9 +72,6 @@ class HfEngine(MicroBatchEngine):
         """Numbers of forward and backward passes. The model's output is float32."""
         dtype: torch.dtype = getattr(torch, self.spec.model.compute_dtype)
         return dtype
-
-    def _training_state(self) -> TrainingState:
-        return TrainingState(self.model, self.root, self.optimizer, self.num_steps)
 
     def _set_up_model(self) -> None:
         self.model = self._build_model()
@@ -99,12 +83,12 @@ class HfEngine(MicroBatchEngine):
 
     @torch.no_grad()
     def _check_model(self) -> None:
-        """What can't be known of a model without calling it."""
+        """Check what can only be known by calling the model."""
         rounding = ROUNDING[self.compute_dtype]
         with self._calls():
             call = padded_call(two_sequences(), self.spec.kind, self.device)
             with self._precision():
-                settle_shortcuts(self._answers, self.root, call, rounding)
+                check_shortcuts(self._answers, self.root, call, rounding)
             if self.spec.model.use_remove_padding:
                 check_packing(self.model, self._call_model, rounding)
         self._packs = self.spec.model.use_remove_padding

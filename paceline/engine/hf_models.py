@@ -48,7 +48,7 @@ def read_model(model: ModelConfig, kind: ModelKind) -> tuple[PreTrainedModel, se
     Those are drawn from torch's global random state.
     """
     path = _checked_path(model)
-    with quiet_transformers(), _hub_errors_explained(path):
+    with quiet_transformers(), _config_error_on_failure(path):
         built, info = _AUTO_CLASSES[kind].from_pretrained(
             path,
             config=_read_config(model, kind),
@@ -75,7 +75,7 @@ def build_empty_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> Pr
 
     Parameters and buffers hold whatever the memory held; the system gives pages only when they are written to.
     """
-    with quiet_transformers(), _hub_errors_explained(_checked_path(model)), torch.device("meta"):
+    with quiet_transformers(), _config_error_on_failure(_checked_path(model)), torch.device("meta"):
         built = _AUTO_CLASSES[kind].from_config(
             _read_config(model, kind),
             dtype=torch.float32,
@@ -151,7 +151,7 @@ def _checked_path(model: ModelConfig) -> str:
 
 
 @contextmanager
-def _hub_errors_explained(path: str) -> Iterator[None]:
+def _config_error_on_failure(path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
@@ -183,7 +183,7 @@ def _check_missing(built: PreTrainedModel, path: str, kind: ModelKind, missing: 
 
 
 class _Quiet:
-    """Threads within `quiet_transformers`; the first switches transformers' output off, the last back on."""
+    """State of `quiet_transformers`: the first thread in it switches the output off, the last one switches it on."""
 
     lock = threading.Lock()
     depth = 0
@@ -193,7 +193,7 @@ class _Quiet:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars, and no reports about heads that are meant to be new. For any number of threads."""
+    """No progress bars, and no warnings about heads that are new on purpose. For any number of threads."""
     with _Quiet.lock:
         if _Quiet.depth == 0:
             _Quiet.verbosity = transformers_logging.get_verbosity()

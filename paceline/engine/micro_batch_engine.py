@@ -19,13 +19,14 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 from paceline.config import OptimConfig
 from paceline.engine.engine_interface import Engine, EngineSpec, LossFn
 from paceline.engine.inputs import two_sequences
 from paceline.engine.microbatch import split_micro_batches
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
-from paceline.engine.training_state import Snapshot, full_tensor, write_snapshot
+from paceline.engine.training_state import Snapshot, TrainingState, full_tensor, write_snapshot
 from paceline.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -187,6 +188,13 @@ class MicroBatchEngine(Engine):
         return clip_grad_norm_(self.model.parameters(), max_norm)
 
     # Shared steps.
+
+    def _training_state(self, model: PreTrainedModel) -> TrainingState:
+        """What a checkpoint holds. `model` is the Hugging Face model, for its configuration and names."""
+        spec = self.spec
+        return TrainingState(
+            model, self.root, self.optimizer, self.num_steps, spec.model, spec.kind, self.rank, self._gather
+        )
 
     @contextmanager
     def _training(self, optimizer: Optimizer) -> Iterator[None]:

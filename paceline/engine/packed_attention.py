@@ -1,4 +1,4 @@
-"""Attention within each of the sequences that are packed into one row, and the check that a model keeps to it.
+"""Attention within each of the sequences that are packed into one row, and the check that a model supports it.
 
 The lengths travel as `packed_lengths` through the model's keyword arguments to each attention layer. Each sequence has
 its own call of SDPA, so the work grows with the sum of the squared lengths, and no mask of the whole row exists.
@@ -59,9 +59,9 @@ def packed_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 def check_packing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], rounding: float) -> None:
     """Raise ConfigError unless two sequences in one row give what each gives alone.
 
-    `answer(micro_batch, packed=...)` gives columns (asked,); it is collective where the model is. The yardstick is how
-    much the first token of a sequence changes what the model says of that sequence later on: a sequence that saw the
-    other would change about as much. `rounding` is the relative error of an answer.
+    `answer(micro_batch, packed=...)` returns columns (asked,); it is collective where the model is. The differences are
+    measured against how much the first token of a sequence changes the output for its later ones: a sequence that
+    attended to the other one would change about as much. `rounding` is the relative error of an output.
     """
     problem = _unknown_layers(model) or _mixing(model, answer, rounding)
     if problem:

@@ -1,4 +1,4 @@
-"""Training state on disk, in a form that does not depend on the backend or the number of ranks.
+"""Training state in memory and on disk, in a form that does not depend on the backend or the number of ranks.
 
     folder/config.json, model.safetensors   a Hugging Face model: `from_pretrained(folder)` reads it
     folder/optimizer.pt                     AdamW's moments by parameter name, and the number of steps
@@ -45,8 +45,8 @@ from paceline.errors import CheckpointError
 from paceline.private_apis.torch_private import FSDP1_PREFIX
 
 OPTIMIZER_FILE = "optimizer.pt"
-_ROOT_PART = "model."
-"""What stands before a parameter's Hugging Face name in the module that is called: see AnswerModel."""
+_ROOT_PREFIX = "model."
+"""Before a parameter's Hugging Face name in the module that is called: see AnswerModel."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,13 @@ class TrainingState:
     """What the backend calls; it has the model as `model`."""
     optimizer: Optimizer | None
     num_steps: int
+    source: ModelConfig
+    """What the model was read from: a checkpoint is read in the same way."""
+    kind: ModelKind
+    rank: int
+    """This process among those that hold the model. Rank 0 reads and writes."""
+    gather: Callable[[Any], list[Any]]
+    """From what each rank that holds the model passes to the list of it, on all of them."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +80,11 @@ class Snapshot:
     """The optimizer's moments by parameter name, and the number of steps; None if the engine does not train."""
 
 
-def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
+def take_snapshot(state: TrainingState) -> Snapshot:
     """Copy a training state into the main memory of rank 0. Collective."""
-    with_adapter = has_adapter(state.model)
+    with_adapter, is_first = has_adapter(state.model), state.rank == 0
     tensors = adapter_tensors(_state_dict(state.root), full_tensor) if with_adapter else named_full_tensors(state)
-    weights = in_main_memory(tensors, keep=rank == 0)
+    weights = in_main_memory(tensors, keep=is_first)
     training: dict[str, Any] | None = None
     if state.optimizer is not None:
         # An optimizer that made no step has no moments, and asking for them would count as a step.
@@ -85,16 +92,16 @@ def take_snapshot(state: TrainingState, *, rank: int) -> Snapshot:
         if state.num_steps:
             sharded = cast(dict[str, Any], get_optimizer_state_dict(state.root, state.optimizer)["state"])
         moments = {
-            _hf_name(name): in_main_memory(((key, full_tensor(value)) for key, value in parts.items()), keep=rank == 0)
+            _hf_name(name): in_main_memory(((key, full_tensor(value)) for key, value in parts.items()), keep=is_first)
             for name, parts in sharded.items()
         }
         training = {"moments": moments, "num_steps": state.num_steps}
-    if rank != 0:
-        return Snapshot(rank, state.model, {}, None)
+    if not is_first:
+        return Snapshot(state.rank, state.model, {}, None)
     # Gathered tensors no longer share memory, by which transformers would know a tied weight. It ties them on reading.
     for name in () if with_adapter else _tied_duplicates(state.model):
         weights.pop(name)
-    return Snapshot(rank, state.model, weights, training)
+    return Snapshot(state.rank, state.model, weights, training)
 
 
 def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
@@ -116,47 +123,31 @@ def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
         _fsync(path)
 
 
-def read_training_state(
-    folder: Path,
-    state: TrainingState,
-    *,
-    model: ModelConfig,
-    kind: ModelKind,
-    rank: int,
-    gather: Callable[[Any], list[Any]],
-) -> tuple[dict[str, Any], dict[str, Any], int]:
+def read_training_state(folder: Path, state: TrainingState) -> tuple[dict[str, Any], dict[str, Any], int]:
     """Weights and training state of `folder`, on rank 0; the number of steps made, on all ranks. Collective.
 
-    Only rank 0 reads. `gather` gives what each rank that shares the model passed; a failure is raised on all of them.
+    Only rank 0 reads; a failure is raised on all ranks.
     """
     weights: dict[str, Any] = {}
     training: dict[str, Any] = {}
     failure = None
-    if rank == 0:
+    if state.rank == 0:
         try:
             with_adapter = has_adapter(state.model)
-            weights = read_adapter(folder, state.model) if with_adapter else _read_weights(folder, model, kind)
+            weights = read_adapter(folder, state.model) if with_adapter else _read_weights(folder, state)
             training = _read_training(folder, state) if state.optimizer is not None else {}
         except Exception as error:
             failure = f"{folder} can't be loaded: {error}"
-    failure, num_steps = gather((failure, training.get("num_steps", 0)))[0]
+    failure, num_steps = state.gather((failure, training.get("num_steps", 0)))[0]
     if failure is not None:
         raise CheckpointError(failure)
     return weights, training, num_steps
 
 
-def load_training_state(
-    folder: Path,
-    state: TrainingState,
-    *,
-    model: ModelConfig,
-    kind: ModelKind,
-    rank: int,
-    gather: Callable[[Any], list[Any]],
-) -> int:
-    """Put what `folder` holds into the model and optimizer of `state`; gives the number of steps made. Collective."""
-    weights, training, num_steps = read_training_state(folder, state, model=model, kind=kind, rank=rank, gather=gather)
-    sharded = len(gather(None)) > 1
+def load_training_state(folder: Path, state: TrainingState) -> int:
+    """Put what `folder` holds into the model and optimizer of `state`; returns the number of steps made. Collective."""
+    weights, training, num_steps = read_training_state(folder, state)
+    sharded = len(state.gather(None)) > 1
     set_weights(state.root, weights, from_rank0=sharded, partial=has_adapter(state.model))
     if state.optimizer is None:
         return num_steps
@@ -165,16 +156,16 @@ def load_training_state(
         return num_steps
     # The parameter groups are this run's own: hyperparameters come from its configuration, not from the checkpoint.
     groups = get_optimizer_state_dict(state.root, state.optimizer)["param_groups"]
-    moments = {"state": _root_names(training["moments"]), "param_groups": groups} if rank == 0 else {}
+    moments = {"state": _root_names(training["moments"]), "param_groups": groups} if state.rank == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=sharded)
     set_optimizer_state_dict(state.root, state.optimizer, moments, options=options)
     return num_steps
 
 
-def _read_weights(folder: Path, model: ModelConfig, kind: ModelKind) -> dict[str, Any]:
+def _read_weights(folder: Path, state: TrainingState) -> dict[str, Any]:
     if (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError("it holds a LoRA adapter alone. Set model.lora_rank to that of the run that saved it.")
-    saved, missing = read_model(replace(model, path=str(folder)), kind)
+    saved, missing = read_model(replace(state.source, path=str(folder)), state.kind)
     if missing:
         raise CheckpointError(f"its weights lack {', '.join(sorted(missing))}.")
     return saved.state_dict()
@@ -228,11 +219,11 @@ def in_main_memory(tensors: Iterable[tuple[str, torch.Tensor]], *, keep: bool) -
 
 
 def _hf_name(name: str) -> str:
-    return name.removeprefix(_ROOT_PART)
+    return name.removeprefix(_ROOT_PREFIX)
 
 
 def _root_names(values: dict[str, Any]) -> dict[str, Any]:
-    return {_ROOT_PART + name: value for name, value in values.items()}
+    return {_ROOT_PREFIX + name: value for name, value in values.items()}
 
 
 def _tied_duplicates(model: PreTrainedModel) -> set[str]:

@@ -5,7 +5,13 @@ This layer knows neither Ray nor the training engines; `paceline.workers` joins 
 
 from __future__ import annotations
 
-from paceline.rollout.rollout_interface import Completion, RolloutEngine, RolloutSpec, SamplingParams
-from paceline.rollout.rollout_registry import get_rollout, register_rollout
+from paceline.rollout.rollout_interface import (
+    Completion,
+    RolloutEngine,
+    RolloutSpec,
+    SamplingParams,
+    get_rollout,
+    register_rollout,
+)
 
 __all__ = ["Completion", "RolloutEngine", "RolloutSpec", "SamplingParams", "get_rollout", "register_rollout"]

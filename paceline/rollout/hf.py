@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from paceline.rollout.model_rollout import ModelRollout
-from paceline.rollout.rollout_interface import Completion, SamplingParams
-from paceline.rollout.rollout_registry import register_rollout
+from paceline.rollout.rollout_interface import Completion, SamplingParams, register_rollout
 from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 
 
@@ -38,21 +37,18 @@ class HfRollout(ModelRollout):
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         eos = [] if sampling.ignore_eos else self.eos_token_ids
         choice = _SeededChoice(sampling, seeds)
-        responses = (
-            cast(GenerationMixin, self.model)
-            .generate(
-                input_ids.to(device),
-                attention_mask=(torch.arange(width) >= width - lengths[:, None]).long().to(device),
-                generation_config=GenerationConfig(
-                    max_new_tokens=sampling.max_tokens,
-                    do_sample=False,
-                    eos_token_id=eos or None,
-                    pad_token_id=self.pad_token_id,
-                ),
-                logits_processor=LogitsProcessorList([choice]),
-            )[:, width:]
-            .tolist()
-        )
+        model: Any = self.model
+        responses = model.generate(
+            input_ids.to(device),
+            attention_mask=(torch.arange(width) >= width - lengths[:, None]).long().to(device),
+            generation_config=GenerationConfig(
+                max_new_tokens=sampling.max_tokens,
+                do_sample=False,
+                eos_token_id=eos or None,
+                pad_token_id=self.pad_token_id,
+            ),
+            logits_processor=LogitsProcessorList([choice]),
+        )[:, width:].tolist()
         log_probs = torch.stack(choice.log_probs, dim=1).tolist()
         completions = []
         for tokens, row_log_probs in zip(responses, log_probs, strict=True):
@@ -83,7 +79,7 @@ class _SeededChoice(LogitsProcessor):
 
 @contextmanager
 def _without_generation_defaults(model: PreTrainedModel) -> Iterator[None]:
-    """The model's own, such as a repetition penalty, have no part."""
+    """Switch off the model's own generation settings, such as a repetition penalty."""
     defaults = model.generation_config
     model.generation_config = GenerationConfig()
     try:

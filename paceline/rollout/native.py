@@ -15,8 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from paceline.private_apis.transformers_private import attention_name, attention_replaced
 from paceline.rollout.kv_cache import SlotCache
 from paceline.rollout.model_rollout import ModelRollout
-from paceline.rollout.rollout_interface import Completion, SamplingParams
-from paceline.rollout.rollout_registry import register_rollout
+from paceline.rollout.rollout_interface import Completion, SamplingParams, register_rollout
 from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 from paceline.speedups import GROUPED_SDPA, LeanForward, is_plain
 
@@ -172,7 +171,7 @@ class _Generation:
 def _last_logits(
     model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, cache: Cache
 ) -> torch.Tensor:
-    """What `LeanForward` gives, by the forward pass of any model."""
+    """The same as `LeanForward` returns, by the model's own forward pass."""
     output = model(
         input_ids=input_ids,
         attention_mask=visible,
@@ -185,7 +184,7 @@ def _last_logits(
 
 
 class _Progress:
-    """Says every PROGRESS_SECONDS how far a generation is."""
+    """Logs the progress of a generation every PROGRESS_SECONDS."""
 
     def __init__(self, total: int) -> None:
         self.total = self.remaining = total

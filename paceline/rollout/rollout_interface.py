@@ -1,4 +1,4 @@
-"""The interface of a rollout engine, and what goes in and out of it.
+"""The interface of a rollout engine, what goes in and out of it, and the engines by name.
 
 >>> SamplingParams(max_tokens=256, temperature=0.7, top_p=0.9)
 SamplingParams(max_tokens=256, temperature=0.7, top_p=0.9, top_k=-1, do_sample=True, ignore_eos=False)
@@ -10,16 +10,17 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from transformers import PreTrainedModel
 
+from paceline.algorithms.registry import Registry
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""By the names that the configuration has for them."""
+"""By their names in the configuration."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +126,13 @@ class RolloutEngine(ABC):
 
 def token_ids(configured: int | list[int] | None) -> set[int]:
     """The end-of-sequence tokens of a generation config, which names none, one or several."""
-    ids: list[Any] = configured if isinstance(configured, list) else [configured]
-    return {token for token in ids if token is not None}
+    if configured is None:
+        return set()
+    return set(configured) if isinstance(configured, list) else {configured}
 
 
 def check_requests(prompts: list[list[int]], seeds: list[int]) -> None:
-    """What every engine refuses to sample from."""
+    """Raise on requests that no engine can sample from."""
     if len(seeds) != len(prompts):
         raise PacelineError(f"generate got {len(prompts)} prompts and {len(seeds)} seeds; give one seed per prompt.")
     empty = [index for index, prompt in enumerate(prompts) if not prompt]
@@ -139,9 +141,24 @@ def check_requests(prompts: list[list[int]], seeds: list[int]) -> None:
 
 
 def check_finite(completions: list[Completion]) -> None:
-    """No response is made of logits that are not finite."""
+    """Raise NonFiniteError if a log-prob of any response is not finite."""
     if not all(math.isfinite(log_prob) for completion in completions for log_prob in completion.log_probs):
         raise NonFiniteError(
             "sampling met logits that are not finite: the model's weights hold NaN or infinity, or overflow. "
             "Look at actor/grad_norm of the steps before; lower the learning rate."
         )
+
+
+EngineClass = TypeVar("EngineClass", bound=type[RolloutEngine])
+MODULES = {name: f"paceline.rollout.{name}" for name in ("native", "hf", "vllm")}
+_ENGINES: Registry[type[RolloutEngine]] = Registry("actor_rollout_ref.rollout.name", MODULES)
+
+
+def register_rollout(name: str) -> Callable[[EngineClass], EngineClass]:
+    """Class decorator: makes a rollout engine known under `name`."""
+    return _ENGINES.register(name)
+
+
+def get_rollout(name: str) -> type[RolloutEngine]:
+    """The engine class registered under `name`; ConfigError when there is none."""
+    return _ENGINES.get(name)

@@ -28,9 +28,9 @@ from paceline.rollout.rollout_interface import (
     SamplingParams,
     check_finite,
     check_requests,
+    register_rollout,
     token_ids,
 )
-from paceline.rollout.rollout_registry import register_rollout
 from paceline.rollout.vllm_arguments import engine_arguments
 from paceline.rollout.weights import whole_state
 

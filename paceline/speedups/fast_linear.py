@@ -31,12 +31,12 @@ _PACKED_FOR_ROWS = 64
 
 
 def faster_linear(device: str) -> AbstractContextManager[Any]:
-    """Linear layers are called within this context, also when they are called again for their gradients."""
+    """A context in which linear layers are called, also when gradient checkpointing calls them again."""
     return OneDnnLinear() if device == "cpu" and mkl_keeps_to_avx2() else nullcontext()
 
 
 def recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For gradient checkpointing: the contexts of a layer's first call, and of the call for its gradients."""
+    """For gradient checkpointing: the contexts of a layer's first call and of its second, in the backward pass."""
     return nullcontext(), OneDnnLinear() if OneDnnLinear.num_entered else nullcontext()
 
 
@@ -79,7 +79,7 @@ class OneDnnLinear(TorchFunctionMode):
 def _pays(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     return (
         states.dim() > 1
-        and type(weight) in (Tensor, nn.Parameter)  # a DTensor, say, has a way of its own
+        and type(weight) in (Tensor, nn.Parameter)  # not a DTensor, say
         and states.dtype == weight.dtype == torch.float32
         and states.device.type == "cpu"
         and states.numel() * len(weight) >= SMALLEST_PRODUCT

@@ -1,7 +1,7 @@
-"""The MLP of a model's last layer, on no other tokens than those whose output is wanted.
+"""The MLP of a model's last layer, only on the tokens whose output is asked for.
 
-Behind the last attention no token is seen by another: what the tokens of a prompt become there is never looked at. Of a
-reward model, one token of each sequence is left.
+After the last attention, tokens no longer depend on each other, and the output for the tokens of a prompt is never
+used. A reward model needs one token of each sequence.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ def find_last_mlp(model: PreTrainedModel) -> nn.Module | None:
 
 
 class WantedTokens:
-    """Has an MLP compute some tokens alone; the others go past it.
+    """Makes an MLP compute some tokens only; the others get zeros.
 
-    As hooks, so that the names of parameters stay, and whatever shards the model or computes it again for its gradients
-    has its way with them.
+    By hooks: so the names of parameters stay, and sharding and gradient checkpointing work as before.
     """
 
     places: Tensor | None = None

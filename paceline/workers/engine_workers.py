@@ -1,7 +1,7 @@
 """The workers of the training loop: an engine (and a rollout) under a role's name.
 
 `ActorRolloutRefWorker` is actor, rollout, reference or any mix of them; `TrainingWorker` is the critic or the reward
-model. Every method answers with a future. Inputs are read only; outputs are new columns.
+model. Every method returns a future. Inputs are read only; outputs are new columns.
 """
 
 from __future__ import annotations

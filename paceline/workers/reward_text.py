@@ -1,4 +1,4 @@
-"""Responses as a reward model reads them: the policy's own tokens, or the same chat in the model's own template."""
+"""Inputs of a reward model: the policy's own tokens, or the same chat in the reward model's template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reward processes: they call the reward functions, so that grading costs neither the driver nor a device."""
+"""The reward processes: they call the reward functions, so that grading takes no time of the driver or a device."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RewardWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_reward(self, data: DataProto, validation: bool = False) -> DataProto:
-        """`token_level_scores`, and what the function says besides: for each row a dict, in column `EXTRA_INFO`.
+        """`token_level_scores`, and the function's further output: for each row a dict, in column `EXTRA_INFO`.
 
         One column, because the rows of another share may have other fields.
         """
@@ -37,7 +37,7 @@ class RewardWorker(Worker):
         if not isinstance(result, dict) or "reward_tensor" not in result:
             raise RewardError(
                 f"the reward function, called with return_dict=True, gave a {type(result).__name__}; it must give a "
-                f"dict with `reward_tensor` (batch, response) and, if it likes, `{EXTRA_INFO}`."
+                f"dict with `reward_tensor` (batch, response) and optionally `{EXTRA_INFO}`."
             )
         rewards, info = result["reward_tensor"], result.get(EXTRA_INFO, {})
         _check(rewards, info, data)
@@ -47,7 +47,7 @@ class RewardWorker(Worker):
 
 
 def _check(rewards: Any, info: Any, data: DataProto) -> None:
-    """What a reward function of the user's own making gave must fit the batch."""
+    """Raise RewardError unless the output of a user's reward function fits the batch."""
     assert data.batch is not None
     wanted = tuple(data.batch["responses"].shape)
     shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None

@@ -46,7 +46,7 @@ class RunContext:
 
 
 def role_method(dispatch_mode: DispatchMode) -> Callable[[Method], Method]:
-    """A remote method that answers with a future."""
+    """A remote method that returns a future."""
     return register(dispatch_mode=dispatch_mode, blocking=False)
 
 
@@ -101,7 +101,7 @@ class RoleWorker(Worker):
         self.writing_to = ""
 
     def around_call(self) -> AbstractContextManager[None]:
-        """Every call draws from its own role's random state, also in a subclass."""
+        """Every call draws from the role's own random state, also in a subclass."""
         return self.rng.swapped_in()
 
     def build_engine(

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
 from paceline.engine.distributed import AllRanks, ensure_process_group
-from paceline.engine.engine_registry import register_engine
+from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_engine import HfEngine
 from paceline.engine.hf_models import build_empty_model
 from paceline.engine.training_state import set_weights

@@ -7,7 +7,7 @@ import os
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
-from paceline.engine.engine_registry import register_engine
+from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_engine import HfEngine
 from paceline.errors import ConfigError
 

@@ -29,7 +29,7 @@ from transformers import PretrainedConfig
 
 from paceline.config import OptimConfig
 from paceline.engine.backends.own_model import OwnModelEngine, Part
-from paceline.engine.engine_registry import register_engine
+from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.inputs import ModelCall
 from paceline.engine.logprobs import hidden_log_probs_and_entropy

@@ -29,7 +29,7 @@ from paceline.engine.engine_interface import LossFn
 from paceline.engine.hf_models import build_empty_model, build_model
 from paceline.engine.inputs import aligned_call, padded_call, two_sequences
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.training_state import Snapshot, TrainingState, in_main_memory, read_training_state
+from paceline.engine.training_state import Snapshot, in_main_memory, read_training_state
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
 
@@ -121,23 +121,17 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         return Snapshot(self.rank, self.hf_model, weights, training if keep else None)
 
     def load(self, folder: str | Path) -> None:
-        weights, training, self.num_steps = read_training_state(
-            Path(folder),
-            TrainingState(self.hf_model, self.root, self.optimizer, self.num_steps),
-            model=self.spec.model,
-            kind=self.spec.kind,
-            rank=self.rank,
-            gather=self._gather,
-        )
+        state = self._training_state(self.hf_model)
+        weights, training, self.num_steps = read_training_state(Path(folder), state)
         self._put_weights(weights)
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
         for part in self.parts if self.num_steps else ():
             saved = [training["moments"][name] for name in part.names] if self.rank == 0 else []
-            state = {key: self._share(part, [moments[key] for moments in saved]) for key in ("exp_avg", "exp_avg_sq")}
+            shares = {key: self._share(part, [moments[key] for moments in saved]) for key in ("exp_avg", "exp_avg_sq")}
             step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
-            self.optimizer.state[part.parameter] = {"step": step, **state}
+            self.optimizer.state[part.parameter] = {"step": step, **shares}
         for group in self.optimizer.param_groups:
             if "step" in group:  # Fused Adams count here.
                 group["step"] = self.num_steps

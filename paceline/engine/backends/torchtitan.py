@@ -44,7 +44,7 @@ from torchtitan.protocols.sharding import ShardingConfig
 
 from paceline.engine.backends.fsdp import sum_gradients
 from paceline.engine.backends.own_model import OwnModelEngine, Part
-from paceline.engine.engine_registry import register_engine
+from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.inputs import ModelCall
 from paceline.engine.logprobs import hidden_log_probs_and_entropy

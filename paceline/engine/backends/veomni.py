@@ -29,7 +29,7 @@ from paceline.config import OptimConfig
 from paceline.engine.answers import AnswerModel
 from paceline.engine.backends.fsdp import Fsdp2Engine, layers_to_shard, sum_gradients
 from paceline.engine.distributed import ensure_process_group
-from paceline.engine.engine_registry import register_engine
+from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_models import build_empty_model, build_model, prepare_model
 from paceline.engine.training_state import set_weights
 from paceline.errors import ConfigError

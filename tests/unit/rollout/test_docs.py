@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.config.keys import known_keys
-from paceline.rollout import rollout_registry as registry
+from paceline.rollout import rollout_interface as registry
 from paceline.rollout.rollout_interface import RolloutSpec
 from tests.tiny import make_tiny_model
 

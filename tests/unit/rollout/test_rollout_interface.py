@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.rollout import rollout_registry as registry
+from paceline.rollout import rollout_interface as registry
 from paceline.rollout.hf import HfRollout
 from paceline.rollout.native import NativeRollout
-from paceline.rollout.rollout_interface import RolloutEngine
-from paceline.rollout.rollout_registry import get_rollout, register_rollout
+from paceline.rollout.rollout_interface import RolloutEngine, get_rollout, register_rollout
 from paceline.rollout.vllm import VllmRollout
 
 

@@ -42,9 +42,9 @@ from paceline.engine import EngineSpec, get_engine
 from paceline.protocol import DataProto
 from paceline.report.timeline import read_events, spans
 from paceline.rewards.combine import at_last_token
-from paceline.rollout.base import SamplingParams
 from paceline.rollout.native import NativeRollout
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
+from paceline.rollout.rollout_interface import SamplingParams
 from paceline.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV
 from paceline.trainer.launch import running_ray
 from paceline.trainer.main_ppo import run_ppo

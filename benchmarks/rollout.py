@@ -27,8 +27,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from benchmarks.table import remark, report
 from benchmarks.timing import take_turns
 from paceline.config import PolicyModelConfig, RolloutConfig
-from paceline.rollout.base import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.native import NativeRollout
+from paceline.rollout.rollout_interface import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.vllm import VllmRollout
 
 PAD, EOS = 0, 1

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 
 from paceline.protocol import DataProto
-from paceline.rollout.base import Completion
 from paceline.rollout.postprocess import to_batch
+from paceline.rollout.rollout_interface import Completion
 from paceline.single_controller.base import Dispatch
 from paceline.trainer.main_ppo import TaskRunner
 from paceline.trainer.ppo.roles import Role

@@ -16,8 +16,8 @@ from torch.nn.functional import logsigmoid
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.data.tokenizer import load_tokenizer
-from paceline.engine.base import EngineSpec
-from paceline.engine.local import LocalEngine
+from paceline.engine import EngineSpec
+from paceline.engine.backends.local_engine import LocalEngine
 from paceline.protocol import DataProto
 
 

@@ -208,9 +208,8 @@ def _row(text: str, tokenizer: Any, longest: int) -> dict[str, Any]:
 
 def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any], tokenizer: Any) -> DataProto:
     """n responses to each prompt, with the labels of its row."""
-    from paceline.rollout.base import RolloutSpec, SamplingParams
     from paceline.rollout.postprocess import prompt_token_lists, to_batch
-    from paceline.rollout.registry import get_rollout
+    from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams, get_rollout
     from paceline.trainer.device import detect_device
     from paceline.trainer.ppo.phases import make_requests
 
@@ -245,8 +244,8 @@ def sample(arguments: argparse.Namespace, origin: Origin, prompts: dict[str, Any
 
 def _read(config: PPOConfig, model: PolicyModelConfig) -> Any:
     """The model; that of a run with LoRA is merged with its adapter."""
+    from paceline.engine.hf_models import build_model
     from paceline.engine.lora import ADAPTER_CONFIG
-    from paceline.engine.model import build_model
     from paceline.errors import ConfigError
     from paceline.trainer.export import merged_policy
 

@@ -1,4 +1,4 @@
-"""A Hugging Face model as the engines call it: what comes after its last attention only where an answer is wanted."""
+"""A Hugging Face model as the engines call it: log-probs, values or scores, computed only where they are asked for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from paceline.engine.cpu_linear import faster_linear
+from paceline.engine.hf_models import ModelKind
 from paceline.engine.inputs import ModelCall
-from paceline.engine.last_mlp import WantedTokens, find_last_mlp
 from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
-from paceline.engine.model import ModelKind
+from paceline.speedups import WantedTokens, faster_linear, find_last_mlp
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +23,9 @@ ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 0.02}
 
 
 class AnswerModel(nn.Module):
-    """Holds a model, and gives the engine's columns for it.
+    """A model that returns the engine's columns.
 
-    A module, so that a sharded backend that wraps it has the head's parameters whole during the call.
+    A module, so that a backend that shards it gathers the head's parameters during the call.
     """
 
     def __init__(self, model: PreTrainedModel, kind: ModelKind) -> None:
@@ -37,7 +36,7 @@ class AnswerModel(nn.Module):
         """Whether log-probs are computed from hidden states, in chunks, and not from the model's own logits."""
         last_mlp = find_last_mlp(model)
         self.mlp_apart = last_mlp is not None
-        """Whether the last layer's MLP computes no other tokens than those whose answer is wanted."""
+        """Whether the last layer's MLP computes only the tokens that are asked for."""
         self._in_last_mlp = None if last_mlp is None else WantedTokens(last_mlp)
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
@@ -57,7 +56,7 @@ class AnswerModel(nn.Module):
 
     @contextmanager
     def calls(self) -> Iterator[None]:
-        """Behind it the model is as any other, such as for a rollout."""
+        """After this context the model computes all tokens again, as a rollout needs it."""
         try:
             yield
         finally:
@@ -77,14 +76,14 @@ class AnswerModel(nn.Module):
 
 
 def _has_plain_head(model: PreTrainedModel) -> bool:
-    """Whether its logits are those of a linear layer on the body's last hidden states, as far as one can see."""
+    """Whether its logits seem to be those of a linear layer on the last hidden states. `check_shortcuts` makes sure."""
     return (
         type(model.get_output_embeddings()) is nn.Linear and model.base_model is not model and not _scales_logits(model)
     )
 
 
 def _scales_logits(model: PreTrainedModel) -> bool:
-    """Whether its configuration has such as final_logit_softcapping, logits_scaling or lm_head_multiplier."""
+    """Whether its configuration has final_logit_softcapping, logits_scaling, lm_head_multiplier or the like."""
     settings = model.config.get_text_config().to_dict()
     return any(
         ("logit" in name or "lm_head" in name) and isinstance(value, int | float) and value not in (0, 1)
@@ -93,8 +92,8 @@ def _scales_logits(model: PreTrainedModel) -> bool:
 
 
 @torch.no_grad()
-def settle_shortcuts(answers: AnswerModel, root: nn.Module, call: ModelCall, rounding: float) -> None:
-    """Compare each shortcut with the model's own way on `call`, and do without those that change it. Collective.
+def check_shortcuts(answers: AnswerModel, root: nn.Module, call: ModelCall, rounding: float) -> None:
+    """Compare each shortcut with the model's own forward pass on `call`; switch off those that differ. Collective.
 
     `root` is what is called: `answers`, or what a backend wrapped around it. `rounding` is one of ROUNDING.
     """
@@ -115,5 +114,5 @@ def settle_shortcuts(answers: AnswerModel, root: nn.Module, call: ModelCall, rou
 
 
 def first_column(columns: dict[str, Tensor]) -> Tensor:
-    """Of what an AnswerModel gives: all columns are made of the same logits."""
+    """The first column of an AnswerModel's output: all columns are computed from the same logits."""
     return next(iter(columns.values()))

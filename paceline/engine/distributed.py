@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,23 @@ def ensure_process_group(device: str) -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def gather_objects(value: T) -> list[T]:
+class AllRanks:
+    """For engines whose model is held by all ranks of the default group together."""
+
+    @property
+    def rank(self) -> int:
+        return dist.get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    def _gather(self, value: T) -> list[T]:
+        return gather_objects(value)
+
+
+def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """What each rank passed, in the order of the ranks. Collective."""
-    values: list[T | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values  # type: ignore[return-value]
+    values: list[T | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return cast(list[T], values)

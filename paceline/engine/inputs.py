@@ -1,4 +1,4 @@
-"""From the columns of a micro-batch to a call of the model: the tokens that it sees, and where its answer is wanted.
+"""From the columns of a micro-batch to a call of the model: its input tokens, and where its output is asked for.
 
 Padded: one row per sequence, without the columns that no row uses. Packed: all sequences in one row, without padding;
 see `packed_attention` for how they are kept apart.
@@ -13,17 +13,17 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from paceline.engine.model import ModelKind
+from paceline.engine.hf_models import ModelKind
 
 
 @dataclass(frozen=True)
 class ModelCall:
-    """What the model is asked."""
+    """The input of one forward pass, and which outputs are asked for."""
 
     inputs: dict[str, Any]
     """Keyword arguments of the Hugging Face model."""
     places: Tensor
-    """(asked,) where its output is wanted, in the flattened tokens."""
+    """(asked,) where its output is asked for, in the flattened tokens."""
     tokens: Tensor
     """(asked,) the tokens that follow there."""
 
@@ -34,7 +34,7 @@ def padded_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) 
     input_ids, used = micro_batch["input_ids"], micro_batch["attention_mask"].any(dim=0)
     used[columns] = True
     used_columns = used.nonzero().flatten().tolist() or [0]
-    # What follows the last place that is asked for changes nothing.
+    # Tokens after the last one that is asked for change nothing.
     end = int(columns.max()) if len(columns) else used_columns[-1]
     window = slice(used_columns[0], end + 1)
     names = ("input_ids", "attention_mask", "position_ids")
@@ -66,9 +66,9 @@ def packed_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) 
 
 
 def aligned_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) -> ModelCall:
-    """One row per sequence that begins with its first token: for models that need not be told of padding.
+    """One row per sequence that begins with its first token: for models that take no padding mask.
 
-    What is behind a sequence changes nothing in it, since no token sees later ones.
+    Padding after a sequence changes nothing in it, since no token attends to later ones.
     """
     rows, columns = _asked(micro_batch, kind)
     kept, position_ids = _needed(micro_batch, rows, columns)
@@ -82,9 +82,9 @@ def aligned_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device)
 
 
 def _needed(micro_batch: TensorDict, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens that the model must see for what is asked, at least one of each row; and all places in their sequences."""
+    """Tokens that the asked outputs depend on, at least one of each row; and the position of every token."""
     attended = micro_batch["attention_mask"].bool()
-    # What follows the last place that is asked for changes nothing.
+    # Tokens after the last one that is asked for change nothing.
     last = torch.full((len(attended),), -1).scatter_reduce(0, rows, columns, "amax")
     kept = attended & (torch.arange(attended.shape[-1]) <= last[:, None])
     kept[:, 0] |= ~kept.any(dim=-1)  # There are no empty sequences.
@@ -112,7 +112,7 @@ def two_sequences() -> TensorDict:
 
 
 def _asked(micro_batch: TensorDict, kind: ModelKind) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the tokens whose output is wanted, row by row."""
+    """Rows and columns of the tokens whose output is asked for, row by row."""
     attention_mask = micro_batch["attention_mask"]
     if kind == "sequence_classification":
         columns = torch.arange(1, attention_mask.shape[-1] + 1, device=attention_mask.device)
@@ -124,5 +124,5 @@ def _asked(micro_batch: TensorDict, kind: ModelKind) -> tuple[Tensor, Tensor]:
 
 
 def _next_tokens(input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """At the last column there is no next one, and nobody who asks for it."""
+    """The tokens that follow; at the last column, where none follows and none is asked for, that column's own."""
     return input_ids[rows, (columns + 1).clamp(max=input_ids.shape[-1] - 1)]

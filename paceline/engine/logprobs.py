@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from paceline.engine.cpu_linear import faster_linear
+from paceline.speedups import faster_linear
 
 CHUNK_ELEMENTS = 2**24
 """Logits that exist at one time: 64 MiB in float32, 111 tokens of a vocabulary of 150,000."""
@@ -26,7 +26,7 @@ def token_log_probs_and_entropy(logits: Tensor, tokens: Tensor, temperature: flo
     `logits` (..., length, vocabulary) are divided by `temperature`; `tokens` are (..., length). Differentiable in
     `logits`, of which nothing larger than a chunk is kept or made besides their gradient.
     """
-    _check(temperature)
+    check_temperature(temperature)
     with torch.autocast(logits.device.type, enabled=False):
         flat = _OfLogits.apply(logits.flatten(0, -2), tokens.flatten(), temperature)
     return flat[0].view_as(tokens), flat[1].view_as(tokens)
@@ -40,7 +40,7 @@ def hidden_log_probs_and_entropy(
     `weight` is (vocabulary, size), `tokens` and both results are (length,). Differentiable in hidden, weight and bias.
     Logits that fit into one chunk are kept for the backward pass: that is faster, by a quarter of the head's work.
     """
-    _check(temperature)
+    check_temperature(temperature)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         # Once here rather than in every chunk; and the backward pass, where no autocast holds, computes in it too.
@@ -56,7 +56,7 @@ class _OfLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         log_probs, entropy = (torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device) for _ in range(2))
-        for part in _chunks(len(tokens), logits.shape[-1]):
+        for part in chunks(len(tokens), logits.shape[-1]):
             log_probs[part], entropy[part] = _statistics(_scaled(logits[part], temperature), tokens[part])
         ctx.save_for_backward(logits, tokens, entropy)
         ctx.temperature = temperature
@@ -68,7 +68,7 @@ class _OfLogits(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor, None, None]:
         logits, *statistics = ctx.saved_tensors
         grad = torch.empty_like(logits)
-        for part in _chunks(len(logits), logits.shape[-1]):
+        for part in chunks(len(logits), logits.shape[-1]):
             scaled = _scaled(logits[part], ctx.temperature)
             grad[part] = _gradients(scaled, *_at(statistics, part), *_at(grads, part)).div_(ctx.temperature)
         return grad, None, None
@@ -80,7 +80,7 @@ class _OfHidden(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
         log_probs, entropy = (torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device) for _ in range(2))
-        for part in _chunks(len(tokens), len(weight)):
+        for part in chunks(len(tokens), len(weight)):
             scaled = _scaled(linear(hidden[part], weight, bias), temperature, in_place=True)
             log_probs[part], entropy[part] = _statistics(scaled, tokens[part])
         ctx.save_for_backward(hidden, weight, bias, tokens, entropy)
@@ -97,17 +97,17 @@ class _OfHidden(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if of_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if of_bias else None
         with faster_linear(hidden.device.type):
-            for part in _chunks(len(hidden), len(weight)):
+            for part in chunks(len(hidden), len(weight)):
                 scaled = _scaled(linear(hidden[part], weight, bias), ctx.temperature, in_place=True)
                 grad = _gradients(scaled, *_at(statistics, part), *_at(grads, part))
                 grad = grad.div_(ctx.temperature).to(weight.dtype)
                 if grad_hidden is not None:
                     grad_hidden[part] = linear(grad, weight.T)
                 if grad_weight is not None:
-                    _add_product(grad_weight, grad.T, hidden[part])
+                    add_product(grad_weight, grad.T, hidden[part])
                 if grad_bias is not None:
                     grad_bias += grad.sum(dim=0, dtype=torch.float32)
-        return grad_hidden, _as(grad_weight, weight), _as(grad_bias, bias), None, None
+        return grad_hidden, with_dtype_of(grad_weight, weight), with_dtype_of(grad_bias, bias), None, None
 
 
 def _statistics(scaled: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ def _scaled(logits: Tensor, temperature: float, *, in_place: bool = False) -> Te
     return logits.float().div_(temperature) if in_place or logits.dtype != torch.float32 else logits / temperature
 
 
-def _chunks(num_tokens: int, vocabulary: int) -> list[slice]:
+def chunks(num_tokens: int, vocabulary: int) -> list[slice]:
     step = max(1, CHUNK_ELEMENTS // vocabulary)
     return [slice(start, start + step) for start in range(0, num_tokens, step)]
 
@@ -151,17 +151,17 @@ def _at(tensors: Iterable[Tensor | None], part: slice) -> list[Any]:
     return [None if tensor is None else tensor[part] for tensor in tensors]
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
         total += left @ right
 
 
-def _as(grad: Tensor | None, like: Tensor) -> Tensor | None:
+def with_dtype_of(grad: Tensor | None, like: Tensor) -> Tensor | None:
     return None if grad is None else grad.to(like.dtype)
 
 
-def _check(temperature: float) -> None:
+def check_temperature(temperature: float) -> None:
     if temperature <= 0:
         raise ValueError(f"temperature is {temperature}; set it to more than 0.")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
 """peft's name of a model's only adapter. It is in the names of parameters, and not in files."""
-_FILE_PART = "base_model.model."
-"""What stands before the names of parameters in files."""
+_FILE_PREFIX = "base_model.model."
+"""Before the names of parameters in files."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ def add_adapter(model: PreTrainedModel, lora: LoraSpec, path: str | None) -> Non
         base_model_name_or_path=path,
     )
     inject_adapter_in_model(config, model, _NAME)
-    config.target_modules = sorted(config.target_modules)  # a set, whose order would change from file to file
+    config.target_modules = sorted(config.target_modules or ())  # a set, whose order would change from file to file
     model.eval()
 
 
 def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
-    """Every name must be that of a linear layer; peft would be content with one that is."""
+    """Every name must be that of a linear layer; peft raises no error if one of them is."""
     linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)}
     chosen = {target: [name for name in linear if f".{name}".endswith(f".{target}")] for target in targets}
     missing = [target for target, names in chosen.items() if not names]
@@ -84,22 +83,6 @@ def _check_targets(model: PreTrainedModel, targets: list[str]) -> None:
 def has_adapter(model: PreTrainedModel) -> bool:
     """Whether `add_adapter` was called."""
     return hasattr(model, "peft_config")
-
-
-@contextmanager
-def adapter_off(model: PreTrainedModel) -> Iterator[None]:
-    """The model without its adapters, for inference."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    # peft's own switch also changes requires_grad, which sharded parameters copy at their first use.
-    for layer in layers:
-        layer._disable_adapters = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._disable_adapters = False
 
 
 def merged_tensors(
@@ -127,7 +110,7 @@ def adapter_tensors(state: Mapping[str, Tensor], whole: Callable[[Tensor], Tenso
     """A and B of all layers, whole, under the names of the file."""
     for name, value in state.items():
         if _is_adapter(name):
-            yield _FILE_PART + name.replace(f".{_NAME}.", "."), whole(value)
+            yield _FILE_PREFIX + name.replace(f".{_NAME}.", "."), whole(value)
 
 
 def _is_adapter(name: str) -> bool:
@@ -135,7 +118,7 @@ def _is_adapter(name: str) -> bool:
 
 
 def write_adapter(model: PreTrainedModel, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Files that `peft.PeftModel.from_pretrained(base, folder)` reads. Of the model only the settings are read."""
+    """Write the files that `peft.PeftModel.from_pretrained(base, folder)` reads, with the model's settings."""
     model.peft_config[_NAME].save_pretrained(str(folder))
     save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
@@ -159,7 +142,7 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
             own.base_model_name_or_path,
         )
     tensors = {
-        name.removeprefix(_FILE_PART).replace(".weight", f".{_NAME}.weight"): value
+        name.removeprefix(_FILE_PREFIX).replace(".weight", f".{_NAME}.weight"): value
         for name, value in load_file(folder / ADAPTER_WEIGHTS).items()
     }
     differing = tensors.keys() ^ {name for name, _ in model.named_parameters() if _is_adapter(name)}

@@ -24,8 +24,8 @@ def split_micro_batches(
     """Row numbers of each micro-batch of `size` rows or of at most `max_tokens` tokens, whichever is given.
 
     By tokens, micro-batches have about equal work, longest rows first; a row that is longer than that is alone.
-    `attention_mask` is (batch, length). A forward pass may be collective: `largest` gives the largest count of any
-    rank; rows are split into that many, and where they don't suffice, None stands for a pass without rows.
+    `attention_mask` is (batch, length). A forward pass may be collective: `largest` returns the largest count of any
+    rank. Rows are split into that many micro-batches; if there are too few rows, None stands for a pass without rows.
     """
     if (size is None) == (max_tokens is None):
         raise ValueError(f"give the micro-batch size or max_tokens; got {size} and {max_tokens}.")
@@ -63,7 +63,7 @@ class _Row:
     start: int
     """First column that it attends to."""
     end: int
-    """One behind the last."""
+    """One after the last."""
     tokens: int
 
 

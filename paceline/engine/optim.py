@@ -21,7 +21,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> A
     return AdamW(
         [parameter for parameter in parameters if parameter.requires_grad],
         lr=config.lr,
-        betas=tuple(config.betas),
+        betas=(config.betas[0], config.betas[1]),
         eps=config.eps,
         weight_decay=config.weight_decay,
         fused=True,  # one pass over parameters and moments, without temporary copies of them

@@ -1,4 +1,4 @@
-"""Attention within each of the sequences that are packed into one row, and the check that a model keeps to it.
+"""Attention within each of the sequences that are packed into one row, and the check that a model supports it.
 
 The lengths travel as `packed_lengths` through the model's keyword arguments to each attention layer. Each sequence has
 its own call of SDPA, so the work grows with the sum of the squared lengths, and no mask of the whole row exists.
@@ -6,8 +6,8 @@ its own call of SDPA, so the work grows with the sum of the squared lengths, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from paceline.engine.answers import first_column
 from paceline.engine.inputs import two_sequences
 from paceline.errors import ConfigError
+from paceline.private_apis.transformers_private import attention_replaced
 
 PACKED_SDPA = "paceline_packed_sdpa"
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
@@ -50,23 +51,17 @@ def packed_sdpa(
 AttentionInterface.register(PACKED_SDPA, packed_sdpa)
 
 
-@contextmanager
-def packed_attention(model: PreTrainedModel) -> Iterator[None]:
+def packed_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Packed calls are made, and their gradients taken, within this context; padded ones are not."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = PACKED_SDPA
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
+    return attention_replaced(model, PACKED_SDPA)
 
 
 def check_packing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], rounding: float) -> None:
     """Raise ConfigError unless two sequences in one row give what each gives alone.
 
-    `answer(micro_batch, packed=...)` gives columns (asked,); it is collective where the model is. The yardstick is how
-    much the first token of a sequence changes what the model says of that sequence later on: a sequence that saw the
-    other would change about as much. `rounding` is the relative error of an answer.
+    `answer(micro_batch, packed=...)` returns columns (asked,); it is collective where the model is. The differences are
+    measured against how much the first token of a sequence changes the output for its later ones: a sequence that
+    attended to the other one would change about as much. `rounding` is the relative error of an output.
     """
     problem = _unknown_layers(model) or _mixing(model, answer, rounding)
     if problem:
@@ -92,7 +87,7 @@ def _mixing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], ro
         return f"its attention can't be given their lengths ({error})"
     # As many answers are asked of one sequence as of the other.
     seen, crossed = (after - before).abs().view(2, -1).amax(dim=1).tolist()
-    error = float((before - first_column(answer(batch, packed=False))).abs().max())
-    if crossed <= 0.01 * seen and error <= 0.01 * seen + rounding * float(before.abs().max()):
+    difference = float((before - first_column(answer(batch, packed=False))).abs().max())
+    if crossed <= 0.01 * seen and difference <= 0.01 * seen + rounding * float(before.abs().max()):
         return ""
-    return f"a change of one changes what it says of the other by {crossed:.1g}, and packing by {error:.1g}"
+    return f"a change of one changes what it says of the other by {crossed:.1g}, and packing by {difference:.1g}"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import linear
 
-from paceline.engine.logprobs import _add_product, _as, _check, _chunks
+from paceline.engine.logprobs import add_product, check_temperature, chunks, with_dtype_of
 
 
 def parallel_log_probs_and_entropy(
@@ -24,7 +24,7 @@ def parallel_log_probs_and_entropy(
     `weight` (part, size) are the rows of the tokens from `first` on; `largest` is the largest part of any rank.
     Differentiable in hidden and weight. The gradient of `hidden` is whole on every rank, as `hidden` is.
     """
-    _check(temperature)
+    check_temperature(temperature)
     with torch.autocast(hidden.device.type, enabled=False):
         return _OfHead.apply(hidden, weight, tokens - first, temperature, largest, group)
 
@@ -37,7 +37,7 @@ class _OfHead(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float, largest: int, group: Any
     ) -> tuple[Tensor, Tensor]:
         log_sum, entropy, picked = torch.empty(3, len(hidden), device=hidden.device)
-        for part in _chunks(len(hidden), largest):
+        for part in chunks(len(hidden), largest):
             scaled = _scaled(hidden[part], weight, temperature)
             top = scaled.amax(dim=-1)
             dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
@@ -59,7 +59,7 @@ class _OfHead(torch.autograd.Function):
         hidden, weight, tokens, log_sum, entropy = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for part in _chunks(len(hidden), ctx.largest):
+        for part in chunks(len(hidden), ctx.largest):
             log_softmax = _scaled(hidden[part], weight, ctx.temperature).sub_(log_sum[part, None])
             of_log_prob = grad_log_probs[part, None]
             factor = of_log_prob + grad_entropy[part, None] * (log_softmax + entropy[part, None])
@@ -68,9 +68,9 @@ class _OfHead(torch.autograd.Function):
             grad.scatter_add_(-1, places[:, None], torch.where(inside[:, None], of_log_prob, 0.0))
             grad = grad.div_(ctx.temperature).to(weight.dtype)
             torch.mm(grad, weight, out=grad_hidden[part])
-            _add_product(grad_weight, grad.T, hidden[part])
+            add_product(grad_weight, grad.T, hidden[part])
         dist.all_reduce(grad_hidden, group=ctx.group)
-        return grad_hidden, _as(grad_weight, weight), None, None, None, None
+        return grad_hidden, with_dtype_of(grad_weight, weight), None, None, None, None
 
 
 def _scaled(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:

@@ -2,3 +2,16 @@
 
 This layer knows neither Ray nor the training engines; `paceline.workers` joins them.
 """
+
+from __future__ import annotations
+
+from paceline.rollout.rollout_interface import (
+    Completion,
+    RolloutEngine,
+    RolloutSpec,
+    SamplingParams,
+    get_rollout,
+    register_rollout,
+)
+
+__all__ = ["Completion", "RolloutEngine", "RolloutSpec", "SamplingParams", "get_rollout", "register_rollout"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from paceline.rollout.base import Completion, SamplingParams
 from paceline.rollout.model_rollout import ModelRollout
-from paceline.rollout.registry import register_rollout
-from paceline.rollout.sampling import choose_tokens, random_streams, uniforms
+from paceline.rollout.rollout_interface import Completion, SamplingParams, register_rollout
+from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 
 
 @register_rollout("hf")
@@ -37,7 +37,8 @@ class HfRollout(ModelRollout):
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         eos = [] if sampling.ignore_eos else self.eos_token_ids
         choice = _SeededChoice(sampling, seeds)
-        responses = self.model.generate(
+        model: Any = self.model
+        responses = model.generate(
             input_ids.to(device),
             attention_mask=(torch.arange(width) >= width - lengths[:, None]).long().to(device),
             generation_config=GenerationConfig(
@@ -78,7 +79,7 @@ class _SeededChoice(LogitsProcessor):
 
 @contextmanager
 def _without_generation_defaults(model: PreTrainedModel) -> Iterator[None]:
-    """The model's own, such as a repetition penalty, have no part."""
+    """Switch off the model's own generation settings, such as a repetition penalty."""
     defaults = model.generation_config
     model.generation_config = GenerationConfig()
     try:

@@ -1,4 +1,4 @@
-"""What the rollout engines on a Hugging Face module share."""
+"""The base of rollout engines that sample from a Hugging Face module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from transformers import PreTrainedModel
 
-from paceline.rollout.base import (
+from paceline.rollout.rollout_interface import (
     Completion,
     RolloutEngine,
     RolloutSpec,
@@ -25,7 +25,7 @@ from paceline.rollout.weights import whole_state
 class ModelRollout(RolloutEngine):
     """Samples from a module in this process: the actor's own, or a copy that `update_weights` fills.
 
-    A subclass says in `sample` how. The module is left as it was found.
+    A subclass defines `sample`. The module is left as it was found.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ModelRollout(RolloutEngine):
 
     @abstractmethod
     def sample(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
-        """`generate` for requests that are checked, without gradients, in evaluation mode."""
+        """`generate` for checked requests; called without gradients and in evaluation mode."""
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in order. The model's mode and the global random state stay as they are."""

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from paceline.rollout.base import Completion, SamplingParams
-from paceline.rollout.kv_cache import GROUPED_SDPA, SlotCache
-from paceline.rollout.lean_forward import LeanForward, is_plain
+from paceline.private_apis.transformers_private import attention_name, attention_replaced
+from paceline.rollout.kv_cache import SlotCache
 from paceline.rollout.model_rollout import ModelRollout
-from paceline.rollout.registry import register_rollout
-from paceline.rollout.sampling import choose_tokens, random_streams, uniforms
+from paceline.rollout.rollout_interface import Completion, SamplingParams, register_rollout
+from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
+from paceline.speedups import GROUPED_SDPA, LeanForward, is_plain
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,8 @@ class NativeRollout(ModelRollout):
     def sample(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         if is_plain(self.model):
             return _Generation(self, LeanForward(self.model), prompts, sampling, seeds).run()
-        with _decoding_attention(self.model):
+        attention = attention_name(self.model)
+        with attention_replaced(self.model, GROUPED_SDPA if attention == "sdpa" else attention):
             return _Generation(self, partial(_last_logits, self.model), prompts, sampling, seeds).run()
 
 
@@ -171,7 +171,7 @@ class _Generation:
 def _last_logits(
     model: PreTrainedModel, input_ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, cache: Cache
 ) -> torch.Tensor:
-    """What `LeanForward` gives, by the forward pass of any model."""
+    """The same as `LeanForward` returns, by the model's own forward pass."""
     output = model(
         input_ids=input_ids,
         attention_mask=visible,
@@ -183,20 +183,8 @@ def _last_logits(
     return output.logits[:, -1]
 
 
-@contextmanager
-def _decoding_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Attention that reads the cache in place."""
-    attention = model.config._attn_implementation
-    if attention == "sdpa":
-        model.config._attn_implementation = GROUPED_SDPA
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = attention
-
-
 class _Progress:
-    """Says every PROGRESS_SECONDS how far a generation is."""
+    """Logs the progress of a generation every PROGRESS_SECONDS."""
 
     def __init__(self, total: int) -> None:
         self.total = self.remaining = total

@@ -6,7 +6,7 @@ import torch
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
-from paceline.rollout.base import Completion
+from paceline.rollout.rollout_interface import Completion
 
 
 def prompt_token_lists(data: DataProto) -> list[list[int]]:

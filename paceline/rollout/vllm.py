@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import DataError, PacelineError
 from paceline.log_file import output_to_log_file
-from paceline.rollout.base import (
+from paceline.private_apis.vllm_private import (
+    ENVIRONMENT,
+    engine_peers,
+    process_kept,
+    random_state_kept,
+    reload_weights,
+    report_full_log_probs,
+    silence_reload,
+)
+from paceline.rollout.rollout_interface import (
     Completion,
     RolloutEngine,
     RolloutSpec,
     SamplingParams,
     check_finite,
     check_requests,
+    register_rollout,
     token_ids,
 )
-from paceline.rollout.registry import register_rollout
 from paceline.rollout.vllm_arguments import engine_arguments
 from paceline.rollout.vllm_memory import shared_memory_of_this_run
 from paceline.rollout.weights import whole_state
 
 if TYPE_CHECKING:
     from vllm import LLM
-
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the model lives in a process of its own, out of reach of our tensors
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the other runner has no place to see log-probs before top-p and top-k
-    "VLLM_NO_USAGE_STATS": "1",  # a training run reports to nobody
-}
+    from vllm.logprobs import Logprob
 
 
 @register_rollout("vllm")
@@ -64,7 +66,7 @@ class VllmRollout(RolloutEngine):
         self.eos_token_ids = sorted(eos_token_ids)
         self.has_weights = has_weights
         self.sleeps, self.is_asleep = sleeps, False
-        model_config = llm.llm_engine.model_config
+        model_config = llm.model_config
         self.max_model_len = model_config.max_model_len
         # Also for a helper of vLLM's sampler, which else compiles for 10 s at the first call, with a C++ compiler.
         self.stance = "force_eager" if model_config.enforce_eager else "default"
@@ -72,7 +74,7 @@ class VllmRollout(RolloutEngine):
             self.skeleton = AutoModelForCausalLM.from_config(
                 model_config.hf_config, trust_remote_code=model_config.trust_remote_code
             )
-        llm.collective_rpc(_report_full_log_probs)
+        report_full_log_probs(llm)
 
     @classmethod
     def from_spec(cls, spec: RolloutSpec) -> VllmRollout:
@@ -80,8 +82,8 @@ class VllmRollout(RolloutEngine):
         is_dummy = spec.config.load_format.startswith("dummy")
         sleeps = spec.config.free_cache_engine and spec.device != "cpu"
         is_shared = spec.config.tensor_model_parallel_size > 1
-        with _process_kept(), output_to_log_file():
-            os.environ.update(_ENVIRONMENT)
+        with process_kept(), output_to_log_file():
+            os.environ.update(ENVIRONMENT)
             # Its lines then go where ours go: warnings about itself to the log file. VLLM_LOGGING_LEVEL still holds.
             if os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0") == "0":
                 logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "WARNING").upper())
@@ -92,11 +94,10 @@ class VllmRollout(RolloutEngine):
             arguments = engine_arguments(spec, load_format="dummy" if is_dummy else "auto", enable_sleep_mode=sleeps)
             with shared_memory_of_this_run() if is_shared and spec.device == "cpu" else nullcontext():
                 llm = LLM(**arguments)
-        # It would warn at every update of buffers that are in no state dict; that all weights come is checked here.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-        configured = llm.llm_engine.model_config.try_get_generation_config().get("eos_token_id")
+        silence_reload()
+        configured = llm.model_config.try_get_generation_config().get("eos_token_id")
         eos = {*spec.eos_token_ids, *token_ids(configured)}
-        return cls(llm, eos, has_weights=not is_dummy, sleeps=sleeps, peers=_peers() if is_shared else None)
+        return cls(llm, eos, has_weights=not is_dummy, sleeps=sleeps, peers=engine_peers() if is_shared else None)
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in order. Equal prompts share what vLLM's prefix cache holds of them."""
@@ -113,6 +114,7 @@ class VllmRollout(RolloutEngine):
 
     def _generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         from vllm import SamplingParams as VllmSamplingParams
+        from vllm import TokensPrompt
 
         if not prompts:
             return []
@@ -141,14 +143,17 @@ class VllmRollout(RolloutEngine):
             )
             for seed in seeds
         ]
-        with _random_state_kept(), torch.compiler.set_stance(self.stance):
+        with random_state_kept(), torch.compiler.set_stance(self.stance):
             # What an earlier call left in the cache may be of old weights, or differ in the last bits.
             self.llm.reset_prefix_cache()
-            outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], requests, use_tqdm=False)
+            outputs = self.llm.generate(
+                [TokensPrompt(prompt_token_ids=ids) for ids in prompts], requests, use_tqdm=False
+            )
         completions = []
         for output in (request.outputs[0] for request in outputs):
             tokens = list(output.token_ids)
-            log_probs = [place[token].logprob for token, place in zip(tokens, output.logprobs, strict=True)]
+            by_place = cast(list[dict[int, "Logprob"]], output.logprobs)
+            log_probs = [place[token].logprob for token, place in zip(tokens, by_place, strict=True)]
             completions.append(Completion(tokens, log_probs, tokens[-1] in eos))
         check_finite(completions)
         return completions
@@ -159,14 +164,13 @@ class VllmRollout(RolloutEngine):
         problems: list[PacelineError] = []
 
         def checked() -> Iterator[tuple[str, torch.Tensor]]:
-            # Raised in the middle, an error would leave vLLM with layers that have no memory.
             try:
                 # Tied weights come under all of their names: vLLM keeps old ones where a name does not come.
                 yield from whole_state(self.skeleton, named_tensors)
             except PacelineError as error:
                 problems.append(error)
 
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": checked()})
+        reload_weights(self.llm, checked())
         if problems:
             raise problems[0]
         self.has_weights = True
@@ -195,54 +199,3 @@ def _place_of_this_rank(spec: RolloutSpec) -> dict[str, str]:
         )
     index = 0 if spec.device == "cpu" else torch.accelerator.current_device_index()
     return {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(index)}
-
-
-def _peers() -> dist.ProcessGroup:
-    """The ranks that share this rank's engine."""
-    from vllm.distributed.parallel_state import get_tp_group
-
-    return get_tp_group().cpu_group
-
-
-def _report_full_log_probs(worker: Any) -> None:
-    """Make vLLM's sampler report log-probs of the full distribution, as a training engine recomputes them.
-
-    Its own are taken after top-p and top-k have cut it.
-    """
-    sampler = worker.model_runner.sampler.topk_topp_sampler
-    sampler.logprobs_mode = "raw_logprobs"  # what it would compute is replaced
-    cut_and_sample = sampler.forward
-
-    def forward(logits: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)  # before `logits` is changed in place
-        return cut_and_sample(logits, *args)[0], log_probs
-
-    sampler.forward = forward
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """The process's random state belongs to training; vLLM seeds it and draws from it."""
-    python, legacy = random.getstate(), np.random.get_state()
-    try:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        with torch.random.fork_rng(device_type=accelerator.type if accelerator is not None else "cuda"):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-
-
-@contextmanager
-def _process_kept() -> Iterator[None]:
-    """Undo what else starting vLLM does to the process: random state, threads, what child processes would inherit."""
-    set_num_threads = torch.set_num_threads  # on a CPU vLLM puts a function in its place that does nothing
-    names = ("LD_PRELOAD", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK")
-    variables = {name: os.environ.get(name) for name in names}
-    try:
-        with _random_state_kept():
-            yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        for name, value in variables.items():
-            os.environ.pop(name, None) if value is None else os.environ.update({name: value})

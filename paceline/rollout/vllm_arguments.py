@@ -10,7 +10,7 @@ import psutil
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.errors import ConfigError
-from paceline.rollout.base import RolloutSpec
+from paceline.rollout.rollout_interface import RolloutSpec
 
 CPU_BLOCK = 128
 """Tokens of a block of vLLM's cache on a CPU."""

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from paceline.private_apis.vllm_private import shared_memory_named
+
 FOLDER = Path("/dev/shm")
 PREFIX = "paceline-vllm-"
 _held: list[int] = []
@@ -25,19 +27,13 @@ _held: list[int] = []
 @contextmanager
 def shared_memory_of_this_run(folder: Path = FOLDER) -> Iterator[None]:
     """An engine that is made inside has memory under a name of its own. All ranks must enter it."""
-    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
-
     remove_left_memory(folder)
     names = [f"{PREFIX}{uuid.uuid4().hex}"]
     if dist.is_initialized():
         dist.broadcast_object_list(names, src=0)
     hold(names[0], folder)
-    name_by_vllm = _CPUSHMDistributed.make_group_name
-    _CPUSHMDistributed.make_group_name = staticmethod(lambda group: names[0] + name_by_vllm(group).lstrip("/"))
-    try:
+    with shared_memory_named(names[0]):
         yield
-    finally:
-        _CPUSHMDistributed.make_group_name = staticmethod(name_by_vllm)
 
 
 def hold(name: str, folder: Path = FOLDER) -> int:

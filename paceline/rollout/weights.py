@@ -1,4 +1,4 @@
-"""New weights on their way into an engine: named as in the Hugging Face model's state dict, checked, and complete."""
+"""Checks of the weights that an engine gets: names and shapes of the Hugging Face model's state dict, none missing."""
 
 from __future__ import annotations
 

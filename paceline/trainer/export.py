@@ -17,8 +17,8 @@ from paceline.config import ModelConfig, PPOConfig
 from paceline.config.load import read_config, read_saved
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine import Engine, EngineSpec, get_engine
+from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
 from paceline.engine.lora import ADAPTER_CONFIG, LoraSpec, read_lora_config
-from paceline.engine.model import ModelKind, quiet_transformers, read_model
 from paceline.errors import CheckpointError
 from paceline.protocol import DataProto
 from paceline.report.files import sync

@@ -263,9 +263,9 @@ def known_names(cfg: PPOConfig) -> KnownNames:
         known = dataclasses.replace(known, policy_losses=(*known.policy_losses, actor.policy_loss.loss_mode))
     for strategy in (actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy):
         # Asking the registry for a known one would import it, and its package may be missing.
-        if strategy not in known.strategies and _is_registered("paceline.engine.registry", "get_engine", strategy):
+        if strategy not in known.strategies and _is_registered("paceline.engine", "get_engine", strategy):
             known = dataclasses.replace(known, strategies=(*known.strategies, strategy))
-    if _is_registered("paceline.rollout.registry", "get_rollout", cfg.actor_rollout_ref.rollout.name):
+    if _is_registered("paceline.rollout", "get_rollout", cfg.actor_rollout_ref.rollout.name):
         known = dataclasses.replace(known, rollouts=(*known.rollouts, cfg.actor_rollout_ref.rollout.name))
     return known
 

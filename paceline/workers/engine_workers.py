@@ -1,31 +1,21 @@
 """The workers of the training loop: an engine (and a rollout) under a role's name.
 
 `ActorRolloutRefWorker` is actor, rollout, reference or any mix of them; `TrainingWorker` is the critic or the reward
-model. Every method answers with a future. Inputs are read only; outputs are new columns.
+model. Every method returns a future. Inputs are read only; outputs are new columns.
 """
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from paceline.config import (
     ActorRolloutRefConfig,
     CriticConfig,
-    FrozenFsdpConfig,
-    FsdpConfig,
-    ModelConfig,
-    OptimConfig,
     PolicyModelConfig,
     RefConfig,
     RewardModelConfig,
@@ -33,69 +23,21 @@ from paceline.config import (
 )
 from paceline.config.pools import tensor_parallel_size
 from paceline.data.tokenizer import load_tokenizer
-from paceline.engine.base import Engine, EngineSpec, LossFn
+from paceline.engine import Engine
 from paceline.engine.distributed import ensure_process_group
+from paceline.engine.hf_models import build_model
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind, build_model
-from paceline.engine.registry import get_engine
-from paceline.errors import ConfigError, NonFiniteError
+from paceline.errors import ConfigError
 from paceline.protocol import DataProto
-from paceline.report.files import storage_error
 from paceline.rewards.combine import at_last_token
-from paceline.rollout.base import DTYPES, RolloutEngine, RolloutSpec, SamplingParams
+from paceline.rollout import RolloutEngine, RolloutSpec, SamplingParams, get_rollout
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
-from paceline.rollout.registry import get_rollout
-from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
-from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics
+from paceline.rollout.rollout_interface import DTYPES
+from paceline.single_controller.base import Dispatch
+from paceline.workers.losses import actor_loss, critic_loss
 from paceline.workers.reward_text import JudgedText
-from paceline.workers.rng import RoleRng
+from paceline.workers.role_worker import MicroBatchSize, RoleWorker, RunContext, built, micro_batches, role_method
 from paceline.workers.weight_sync import in_buckets
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """What every worker knows of the run besides its own section of the config."""
-
-    seed: int
-    device: str
-    total_optimizer_steps: int
-    """Optimizer steps of this role in the whole run: the length of its learning-rate schedule."""
-    max_prompt_length: int
-    max_response_length: int
-    eos_token_ids: tuple[int, ...] = ()
-    pad_token_id: int = 0
-    skip_nonfinite: bool = False
-    """Leave an optimizer step out, instead of ending the run, when its loss or gradient is not finite."""
-
-
-def role_method(dispatch_mode: DispatchMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A remote method that answers with a future."""
-    return register(dispatch_mode=dispatch_mode, blocking=False)
-
-
-def micro_batches(rows: int, dynamic: bool, max_tokens: int) -> dict[str, int]:
-    """How an engine is to divide a batch: into so many rows or, if dynamic, into so many tokens at most."""
-    return {"max_tokens": max_tokens} if dynamic else {"micro_batch_size": rows}
-
-
-@contextmanager
-def _write_errors_in_words(folder: str) -> Iterator[None]:
-    """What comes out of a block that only writes files: torch and safetensors have errors of their own."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise storage_error(Path(folder), error) from error
-
-
-def dealt_mini_batches(data: DataProto) -> Iterator[tuple[DataProto, MiniBatch]]:
-    """This rank's rows of each mini-batch, and its counts, in the order that the driver dealt (`deal_mini_batches`)."""
-    for _ in range(data.meta_info["passes"]):
-        start = 0
-        for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
-            yield data[start : start + mini_batch.rows_per_shard], mini_batch
-            start += mini_batch.rows_per_shard
 
 
 def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
@@ -103,122 +45,7 @@ def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
     return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
 
 
-class EngineWorker(Worker):
-    """What all roles have: a random state, training over dealt mini-batches, checkpoints."""
-
-    leaves_inputs_alone = True
-
-    def __init__(self, role: str, run: RunContext) -> None:
-        super().__init__()
-        self.role_name = role
-        self.run = run
-        self.rng = RoleRng(run.seed, role, self.rank)
-        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self.writing: Future[None] | None = None
-        self.writing_to = ""
-
-    def around_call(self) -> AbstractContextManager[None]:
-        """Every call draws from its own role's random state, also in a subclass."""
-        return self.rng.swapped_in()
-
-    def build_engine(
-        self,
-        strategy: str,
-        model: ModelConfig,
-        *,
-        kind: ModelKind,
-        optim: OptimConfig | None = None,
-        grad_clip: float = 1.0,
-        tensor_model_parallel_size: int = 1,
-        lora: LoraSpec | None = None,
-        offload: FrozenFsdpConfig | None = None,
-    ) -> Engine:
-        spec = EngineSpec(
-            model=model,
-            kind=kind,
-            optim=optim,
-            grad_clip=grad_clip,
-            total_optimizer_steps=self.run.total_optimizer_steps,
-            device=self.run.device,
-            tensor_model_parallel_size=tensor_model_parallel_size,
-            lora=lora,
-            param_offload=offload is not None and offload.param_offload,
-            optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,
-        )
-        engine = get_engine(strategy)(spec)
-        engine.initialize()
-        return engine
-
-    def train(
-        self,
-        engine: Engine,
-        data: DataProto,
-        make_loss: Callable[[MiniBatch], LossFn],
-        *,
-        prefix: str,
-        temperature: float = 1.0,
-        **sizes: int,
-    ) -> dict[str, float]:
-        """One optimizer step per mini-batch.
-
-        `sizes` is `micro_batch_size` or `max_tokens`: see `micro_batches`. Gives the metrics of all steps together. An
-        optimizer step whose loss or gradient is not finite raises or, if the run may skip, is left out and counted.
-        """
-        steps: list[dict[str, float]] = []
-        skipped: Counter[str] = Counter()
-        with engine.on_device(optimizer=True):
-            for shard, mini_batch in dealt_mini_batches(data):
-                try:
-                    steps.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
-                except NonFiniteError as error:  # on all ranks alike, before any weight has changed
-                    if not self.run.skip_nonfinite:
-                        raise
-                    skipped[error.what] += 1
-                    logger.warning("%s: %s This optimizer step is skipped.", self.role_name, error)
-        counted = {f"{prefix}/skipped_updates": float(skipped.total())} if self.run.skip_nonfinite else {}
-        why = {f"{prefix}/nonfinite/{what}": float(count) for what, count in skipped.items()}
-        return mean_metrics(steps, prefix) | counted | why
-
-    @property
-    def trained_engine(self) -> Engine | None:
-        """The engine whose state a checkpoint holds; None for frozen roles."""
-        raise NotImplementedError
-
-    def on_new_weights(self) -> None:
-        """Called after the trained engine's weights changed."""
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def save_checkpoint(self, folder: str) -> None:
-        """Begin to save weights, optimizer, schedule and this rank's random state, in a folder that exists.
-
-        What is saved is the state of this moment; the files are written while later calls run. `finish_checkpoint`
-        must follow.
-        """
-        with _write_errors_in_words(folder):
-            self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
-        if self.trained_engine is not None:
-            snapshot = self.trained_engine.snapshot()
-            self.writing, self.writing_to = self.writer.submit(self.trained_engine.write, snapshot, folder), folder
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def finish_checkpoint(self) -> None:
-        """Wait until the files are on disk; raises if they could not be written."""
-        writing, self.writing = self.writing, None
-        if writing is not None:
-            with _write_errors_in_words(self.writing_to):
-                writing.result()
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def load_checkpoint(self, folder: str) -> None:
-        if self.trained_engine is not None:
-            self.trained_engine.load(Path(folder))
-            self.on_new_weights()
-        saved = Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt"
-        if saved.exists():  # with more ranks than at saving, the new ones keep the state that they were seeded with
-            self.rng.load(saved)
-
-
-class ActorRolloutRefWorker(EngineWorker):
+class ActorRolloutRefWorker(RoleWorker):
     """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
 
     leaves_inputs_alone = True
@@ -293,7 +120,8 @@ class ActorRolloutRefWorker(EngineWorker):
         shared = self.actor.module if self.actor is not None else None
         if shared is not None:
             return shared
-        return build_model(self.config.model, "causal_lm", train=False).to(self.run.device)
+        copy = build_model(self.config.model, "causal_lm", train=False)
+        return copy.to(self.run.device)  # type: ignore[arg-type]  # its decorator hides its arguments
 
     def on_new_weights(self) -> None:
         # A copy is refreshed when it is next used, so that a save between two updates costs no gather.
@@ -303,42 +131,44 @@ class ActorRolloutRefWorker(EngineWorker):
     def _samples_from_actor(self) -> bool:
         """Whether the rollout uses the actor's own module."""
         shared = self.actor is not None and self.actor.module is not None
-        return shared and not self.rollout.keeps_own_weights
+        return shared and not built(self.rollout).keeps_own_weights
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """One response per row, sampled as `meta_info["sampling"]` says with the row's own seed."""
+        rollout = built(self.rollout)
         if self.rollout_is_stale:
-            self.rollout.update_weights(self.actor.named_full_weights())
+            rollout.update_weights(built(self.actor).named_full_weights())
             self.rollout_is_stale = False
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
+        assert prompts.batch is not None
         # The actor's own module may be offloaded.
-        with self.actor.on_device() if self._samples_from_actor else nullcontext():
-            completions = self.rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
-        self.rollout.sleep()
+        with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
+            completions = rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
+        rollout.sleep()
         return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
 
     @role_method(Dispatch.ONE_TO_ALL)
     def count_weight_buckets(self) -> int:
         """Into how many parts `send_weights` divides the policy."""
-        return sum(1 for _ in in_buckets(self.actor.named_full_weights()))
+        return len([None for _ in in_buckets(built(self.actor).named_full_weights())])
 
     @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
     def send_weights(self, bucket: int) -> DataProto:
         """One part of the policy's whole weights, for a rollout in other processes. Parts are asked for in order."""
         if bucket == 0:
-            self.outgoing = in_buckets(self.actor.named_full_weights())
+            self.outgoing = in_buckets(built(self.actor).named_full_weights())
         return DataProto(meta_info={"weights": next(self.outgoing)})
 
     @role_method(Dispatch.ONE_TO_ALL)
     def receive_weights(self, *buckets: DataProto) -> None:
         """All parts that the actor sent."""
-        self.rollout.update_weights(item for bucket in buckets for item in bucket.meta_info["weights"].items())
+        built(self.rollout).update_weights(item for bucket in buckets for item in bucket.meta_info["weights"].items())
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs of the responses under the policy as it is now."""
-        output = self.actor.infer_batch(
+        output = built(self.actor).infer_batch(
             data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.rollout)
         )
         return DataProto.from_dict(tensors={"old_log_probs": output["log_probs"]})
@@ -346,7 +176,7 @@ class ActorRolloutRefWorker(EngineWorker):
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
         """Log-probs of the responses under the frozen reference."""
-        engine = self.actor if self.reference_is_actor else self.reference
+        engine = built(self.actor if self.reference_is_actor else self.reference)
         with engine.without_adapter():
             output = engine.infer_batch(
                 data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.ref)
@@ -358,7 +188,7 @@ class ActorRolloutRefWorker(EngineWorker):
         """PPO's policy update over the dealt mini-batches; metrics of the whole update."""
         config = self.config.actor
         metrics = self.train(
-            self.actor,
+            built(self.actor),
             data,
             lambda mini_batch: actor_loss(config, mini_batch),
             prefix="actor",
@@ -370,7 +200,7 @@ class ActorRolloutRefWorker(EngineWorker):
         self.on_new_weights()
         return metrics
 
-    def _log_prob_sizes(self, section: RolloutConfig | RefConfig) -> dict[str, int]:
+    def _log_prob_sizes(self, section: RolloutConfig | RefConfig) -> MicroBatchSize:
         actor, dynamic = self.config.actor, section.log_prob_use_dynamic_bsz
         return micro_batches(
             section.log_prob_micro_batch_size_per_gpu,
@@ -379,7 +209,7 @@ class ActorRolloutRefWorker(EngineWorker):
         )
 
 
-class TrainingWorker(EngineWorker):
+class TrainingWorker(RoleWorker):
     """The critic, or the reward model, as its section of the config says.
 
     Subclass it to change the critic's model, values or loss, or to score with a model of your own (`score`).
@@ -424,7 +254,7 @@ class TrainingWorker(EngineWorker):
             offload=model.fsdp_config,
         )
         policy, judge = (
-            load_tokenizer(path, trust_remote_code=model.trust_remote_code)
+            load_tokenizer(str(path), trust_remote_code=model.trust_remote_code)
             for path in (model.input_tokenizer, model.tokenizer_path or model.path)
         )
         self.judged_text = JudgedText(policy, judge, config.max_length)
@@ -432,33 +262,34 @@ class TrainingWorker(EngineWorker):
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
         """The model's score of each response, at its last token; an empty response gets none."""
+        assert data.batch is not None
         scores = at_last_token(self.score(data), data.batch["response_mask"])
         return DataProto.from_dict(tensors={"rm_scores": scores})
 
     def score(self, data: DataProto) -> torch.Tensor:
         """One number (batch,) for each response. `data` has the model inputs and the chats, as column `raw_prompt`."""
-        inputs = DataProto.from_tensordict(self.judged_text(data))
-        config = self.config
+        inputs = DataProto.from_tensordict(built(self.judged_text)(data))
+        config = cast(RewardModelConfig, self.config)
         sizes = micro_batches(
             config.micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
         )
-        return self.engine.infer_batch(inputs, **sizes)["scores"]
+        return built(self.engine).infer_batch(inputs, **sizes)["scores"]
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, data: DataProto) -> DataProto:
         """The value of the state before each response token."""
-        config = self.config
+        config = cast(CriticConfig, self.config)
         max_tokens = config.forward_max_token_len_per_gpu or config.ppo_max_token_len_per_gpu
         sizes = micro_batches(config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz, max_tokens)
-        output = self.engine.infer_batch(data, **sizes)
+        output = built(self.engine).infer_batch(data, **sizes)
         return DataProto.from_dict(tensors={"values": output["values"]})
 
     @role_method(Dispatch.DP_COMPUTE_METRIC)
     def update_critic(self, data: DataProto) -> dict[str, float]:
         """The value update over the dealt mini-batches; metrics of the whole update."""
-        config = self.config
+        config = cast(CriticConfig, self.config)
         return self.train(
-            self.engine,
+            built(self.engine),
             data,
             lambda mini_batch: critic_loss(config, mini_batch),
             prefix="critic",

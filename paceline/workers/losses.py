@@ -18,7 +18,7 @@ from paceline.algorithms.masking import masked_sum
 from paceline.algorithms.policy_loss import get_policy_loss, truncated_importance_weights, usual_loss_agg_mode
 from paceline.algorithms.value_loss import clipped_value_loss
 from paceline.config import ActorConfig, CriticConfig
-from paceline.engine.base import LossFn
+from paceline.engine import LossFn
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Responses as a reward model reads them: the policy's own tokens, or the same chat in the model's own template."""
+"""Inputs of a reward model: the policy's own tokens, or the same chat in the reward model's template."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paceline.protocol import DataProto
 logger = logging.getLogger(__name__)
 
 
-def speak_alike(policy: PreTrainedTokenizerBase, judge: PreTrainedTokenizerBase) -> bool:
-    """Whether the policy's tokens mean the same to the judge, chat template included if it has one of its own."""
+def share_tokens(policy: PreTrainedTokenizerBase, judge: PreTrainedTokenizerBase) -> bool:
+    """Whether the judge reads the policy's tokens as they are: same vocabulary, no other chat template."""
     return policy.get_vocab() == judge.get_vocab() and judge.chat_template in (None, policy.chat_template)
 
 
 class JudgedText:
     """Prompts and responses as inputs of a reward model (the judge).
 
-    If policy and judge speak alike, the sampled tokens themselves. Else the text is written anew: a chat (`raw_prompt`)
-    gets the response as the assistant's turn and goes through the judge's template; a prompt that is a string is
-    followed by the response. Whatever has more than `max_length` tokens loses its beginning.
+    If policy and judge share tokens, the sampled tokens themselves. Else the text is tokenized again: a chat
+    (`raw_prompt`) gets the response as the assistant's turn and goes through the judge's template; a prompt that is a
+    string is followed by the response. What has more than `max_length` tokens loses its beginning.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class JudgedText:
         self.policy = policy
         self.judge = judge
         self.max_length = max_length
-        self.rewrites = not speak_alike(policy, judge)
+        self.rewrites = not share_tokens(policy, judge)
 
     def __call__(self, data: DataProto) -> TensorDict:
         """Columns `input_ids`, `attention_mask`, `position_ids` (batch, tokens), padded on the left."""
@@ -89,4 +89,5 @@ class JudgedText:
 
 
 def _valid(data: DataProto, column: str, mask: str) -> list[list[int]]:
+    assert data.batch is not None
     return [row[keep.bool()].tolist() for row, keep in zip(data.batch[column], data.batch[mask], strict=True)]

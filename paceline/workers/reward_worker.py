@@ -1,4 +1,4 @@
-"""The reward processes: they call the reward functions, so that grading costs neither the driver nor a device."""
+"""The reward processes: they call the reward functions, so that grading takes no time of the driver or a device."""
 
 from __future__ import annotations
 
@@ -27,22 +27,25 @@ class RewardWorker(Worker):
 
     def __init__(self, reward_fn: RewardFn, val_reward_fn: RewardFn | None) -> None:
         super().__init__()
-        self.reward_fns = {False: reward_fn, True: val_reward_fn}
+        self.reward_fn, self.val_reward_fn = reward_fn, val_reward_fn
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_reward(self, data: DataProto, validation: bool = False) -> DataProto:
-        """`token_level_scores`, and what the function says besides: for each row a dict, in column `EXTRA_INFO`.
+        """`token_level_scores`, and the function's further output: for each row a dict, in column `EXTRA_INFO`.
 
         One column, because the rows of another share may have other fields.
         """
-        result = self.reward_fns[validation](data, return_dict=True)
+        reward_fn = self.val_reward_fn if validation else self.reward_fn
+        assert reward_fn is not None, "this run has no reward function for validation"
+        result = reward_fn(data, return_dict=True)
         if not isinstance(result, dict) or "reward_tensor" not in result:
             raise RewardError(
                 f"the reward function, called with return_dict=True, gave a {type(result).__name__}; it must give a "
-                f"dict with `reward_tensor` (batch, response) and, if it likes, `{EXTRA_INFO}`."
+                f"dict with `reward_tensor` (batch, response) and optionally `{EXTRA_INFO}`."
             )
         rewards, info = result["reward_tensor"], result.get(EXTRA_INFO, {})
         _check(rewards, info, data)
+        assert data.batch is not None
         rewards = zero_outside(rewards.float(), data.batch["response_mask"])
         rows = np.empty(len(data), dtype=object)
         rows[:] = [{name: values[row] for name, values in info.items()} for row in range(len(data))]
@@ -50,7 +53,8 @@ class RewardWorker(Worker):
 
 
 def _check(rewards: Any, info: Any, data: DataProto) -> None:
-    """What a reward function of the user's own making gave must fit the batch."""
+    """Raise RewardError unless the output of a user's reward function fits the batch."""
+    assert data.batch is not None
     wanted = tuple(data.batch["responses"].shape)
     shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None
     if shape != wanted:

@@ -1,4 +1,4 @@
-"""The policy's weights on their way to a rollout in other processes."""
+"""The policy's weights in parts, for a rollout in other processes."""
 
 from __future__ import annotations
 

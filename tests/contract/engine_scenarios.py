@@ -25,14 +25,14 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from paceline.config import ModelConfig, OptimConfig, TrainedModelConfig
-from paceline.engine import Engine, EngineSpec, cpu_linear, get_engine, logprobs
-from paceline.engine.base import LossFn
-from paceline.engine.checkpoint import full_tensor
+from paceline.engine import Engine, EngineSpec, LossFn, get_engine, logprobs
+from paceline.engine.backends.own_model import OwnModelEngine
+from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind
-from paceline.engine.own_model import OwnModelEngine
+from paceline.engine.training_state import full_tensor
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
 from paceline.protocol import DataProto
+from paceline.speedups import fast_linear
 
 NUM_ROWS = 6
 PROMPT_WIDTH = 8
@@ -139,8 +139,10 @@ class Variant:
         with ExitStack() as changes:
             changes.enter_context(patch.object(logprobs, "CHUNK_ELEMENTS", self.num_logits))
             if self.by_onednn:
-                changes.enter_context(patch.object(cpu_linear, "SMALLEST_PRODUCT", 1))
-                changes.enter_context(patch.object(cpu_linear, "mkl_keeps_to_avx2", torch.backends.mkldnn.is_available))
+                changes.enter_context(patch.object(fast_linear, "SMALLEST_PRODUCT", 1))
+                changes.enter_context(
+                    patch.object(fast_linear, "mkl_keeps_to_avx2", torch.backends.mkldnn.is_available)
+                )
             yield
 
 

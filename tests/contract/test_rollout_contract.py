@@ -17,10 +17,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.config import PolicyModelConfig, RolloutConfig
 from paceline.errors import DataError, NonFiniteError, PacelineError
-from paceline.rollout.base import Completion, RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.hf import HfRollout
 from paceline.rollout.native import NativeRollout
-from paceline.rollout.registry import get_rollout
+from paceline.rollout.rollout_interface import Completion, RolloutEngine, RolloutSpec, SamplingParams, get_rollout
 from tests.tiny import make_tiny_model
 
 PAD, EOS = 0, 1

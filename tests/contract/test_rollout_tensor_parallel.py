@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import DataError, PacelineError
-from paceline.rollout.base import Completion, RolloutEngine, RolloutSpec, SamplingParams
+from paceline.rollout.rollout_interface import Completion, RolloutEngine, RolloutSpec, SamplingParams
 from tests.contract.test_rollout_contract import (
     EOS,
     PAD,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from paceline.engine import registry as engines
+from paceline.engine import engine_interface as engines
 from paceline.errors import SandboxUnavailableError
 from paceline.rewards.score import code
-from paceline.rollout import registry as rollouts
+from paceline.rollout import rollout_interface as rollouts
 from tests.contract.engine_scenarios import make_mini_batch, policy_loss
 from tests.tiny import make_tiny_model
 

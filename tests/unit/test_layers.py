@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ LEVELS = {
     "redaction": 0,
     "external": 0,
     "config": 1,
+    "private_apis": 1,
     "algorithms": 2,
+    "speedups": 2,
     "engine": 3,
     "rollout": 3,
     "single_controller": 3,
@@ -44,6 +47,8 @@ FORBIDDEN = {
     "data": {"ray"},
     "engine": {"ray"},
     "rollout": {"ray"},
+    "speedups": {"ray", "paceline.config", "paceline.algorithms"},
+    "private_apis": {"ray", "paceline"},
 }
 
 
@@ -128,3 +133,31 @@ def test_import_paceline_loads_nothing_heavy():
 
 def test_the_entry_loads_nothing_heavy_until_it_runs():
     assert loaded_after("import paceline.trainer.main_ppo") == set()
+
+
+def test_speedups_are_reached_by_their_seam_alone():
+    past_it = [
+        f"{file.relative_to(PACKAGE)} imports {name}"
+        for layer, file in modules()
+        for name in imports(file)
+        if layer != "speedups" and name.startswith("paceline.speedups.") and name.count(".") > 2
+    ]
+    assert past_it == []
+
+
+# How private names of torch, transformers, peft and vLLM look in code.
+PRIVATE_NAMES = re.compile(
+    r"\b(torch|transformers|peft|vllm)(\.\w+)*\._[a-z]\w*"  # torch.ops.mkldnn._linear_pointwise
+    r"|\._(attn_implementation|no_split_modules|handle|local_shard|disable_adapters)\b"
+    r"|\btopk_topp_sampler\b|_(fsdp|checkpoint)_wrapped_module"
+)
+
+
+def test_private_names_of_other_libraries_are_in_one_module_each():
+    found = [
+        f"{file.relative_to(PACKAGE)}: {match.group()}"
+        for layer, file in modules()
+        if layer in ("algorithms", "engine", "rollout", "speedups", "workers")
+        for match in PRIVATE_NAMES.finditer(file.read_text())
+    ]
+    assert found == []

@@ -14,10 +14,10 @@ from transformers.models.qwen2 import modeling_qwen2
 
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine import Engine, EngineSpec, logprobs
-from paceline.engine.local import LocalEngine
+from paceline.engine.backends.local_engine import LocalEngine
 from tests.tiny import make_tiny_model
 from tests.unit.engine.test_logprobs import LargestTensor
-from tests.unit.engine.test_packing import SMALL, make_batch
+from tests.unit.engine.test_packed_attention import SMALL, make_batch
 
 ROWS = [(3, 5, 0b10), (6, 1, 0), (1, 4, 0)]
 

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from paceline.config import ModelConfig, OptimConfig, TrainedModelConfig
 from paceline.engine import Engine, EngineSpec
-from paceline.engine.fsdp import FsdpEngine
-from paceline.engine.local import LocalEngine
+from paceline.engine.backends.fsdp import FsdpEngine
+from paceline.engine.backends.local_engine import LocalEngine
 from paceline.engine.lora import LoraSpec
 from paceline.errors import CheckpointError, ConfigError
 from tests.contract.engine_scenarios import equal, full_weights, make_mini_batch, policy_loss, record_gradients

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.config.keys import known_keys
-from paceline.rollout import registry
-from paceline.rollout.base import RolloutSpec
+from paceline.rollout import rollout_interface as registry
+from paceline.rollout.rollout_interface import RolloutSpec
 from tests.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[3]

@@ -6,8 +6,7 @@ import pytest
 from transformers import GenerationConfig, PreTrainedModel
 
 from paceline.config import PolicyModelConfig, RolloutConfig
-from paceline.rollout.base import DTYPES, RolloutSpec, SamplingParams
-from paceline.rollout.registry import get_rollout
+from paceline.rollout.rollout_interface import DTYPES, RolloutSpec, SamplingParams, get_rollout
 from tests.tiny import build_tiny_model
 
 

@@ -28,8 +28,8 @@ from transformers import (
 
 from paceline.errors import NonFiniteError
 from paceline.rollout import native
-from paceline.rollout.base import SamplingParams
 from paceline.rollout.native import NativeRollout
+from paceline.rollout.rollout_interface import SamplingParams
 
 SIZES = {
     "vocab_size": 64,

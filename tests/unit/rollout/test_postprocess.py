@@ -7,8 +7,8 @@ import torch
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
-from paceline.rollout.base import Completion
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
+from paceline.rollout.rollout_interface import Completion
 
 PAD = 0
 COMPLETIONS = [Completion([21, 22, 1], [-0.5, -1.0, -1.5], True), Completion([31], [-2.0], False)]

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, PacelineError
-from paceline.rollout.base import RolloutSpec, SamplingParams
+from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
 from paceline.rollout.vllm import VllmRollout
 from paceline.rollout.vllm_arguments import engine_arguments
 from paceline.rollout.vllm_memory import PREFIX, remove_left_memory

@@ -10,14 +10,14 @@ from omegaconf import OmegaConf
 
 from paceline.config import ModelConfig, OptimConfig, PPOConfig
 from paceline.config.load import load_config
-from paceline.engine.local import LocalEngine
+from paceline.engine.backends.local_engine import LocalEngine
+from paceline.engine.engine_interface import EngineSpec
+from paceline.engine.hf_models import ModelKind
 from paceline.engine.logprobs import CHUNK_ELEMENTS
 from paceline.engine.lora import LoraSpec
-from paceline.engine.model import ModelKind
-from paceline.engine.spec import EngineSpec
 from paceline.protocol import DataProto
-from paceline.rollout import lean_forward
-from paceline.rollout.lean_forward import LeanForward
+from paceline.speedups import fast_linear, lean_forward
+from paceline.speedups.lean_forward import LeanForward
 from paceline.trainer.main_ppo import dry_run_text
 from paceline.trainer.ppo import memory
 from paceline.trainer.ppo.memory import (
@@ -145,7 +145,7 @@ def test_the_cache_holds_full_length_responses_of_as_many_as_are_decoded_togethe
 def test_on_a_cpu_the_native_rollout_packs_large_layers(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many numbers as it really packs."""
     monkeypatch.setattr(memory, "PACKED_ELEMENTS", 64 * 64)
-    monkeypatch.setattr(lean_forward, "PACKED_ELEMENTS", 64 * 64)
+    monkeypatch.setattr(fast_linear, "PACKED_ELEMENTS", 64 * 64)
     engine, _ = trained_engine(model, "causal_lm")
     with mock.patch.object(torch.ops.mkldnn, "_reorder_linear_weight", wraps=lambda weight, rows: weight) as packing:
         LeanForward(engine.module)
@@ -210,7 +210,7 @@ def test_this_machine_has_memory_and_no_device_that_it_has_not() -> None:
 
 def test_the_sizes_are_those_of_the_engines() -> None:
     assert CHUNK_LOGITS == CHUNK_ELEMENTS
-    assert memory.PACKED_ELEMENTS == lean_forward.PACKED_ELEMENTS
+    assert memory.PACKED_ELEMENTS == fast_linear.PACKED_ELEMENTS
     assert {f"{name}forcausallm" for name in memory.PACKED_MODELS} == {name.lower() for name in lean_forward.PLAIN}
 
 

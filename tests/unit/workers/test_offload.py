@@ -12,7 +12,7 @@ from paceline.protocol import DataProto
 from paceline.workers.engine_workers import ActorRolloutRefWorker, RunContext
 from tests.contract.engine_scenarios import PROMPT_WIDTH, make_mini_batch
 from tests.tiny import make_tiny_model
-from tests.unit.engine.test_offload import BOTH, PARAMETERS, RecordingEngine
+from tests.unit.engine.test_micro_batch_engine import BOTH, PARAMETERS, RecordingEngine
 
 RUN = RunContext(seed=0, device="cpu", total_optimizer_steps=4, max_prompt_length=8, max_response_length=6)
 

@@ -1,0 +1,262 @@
+"""What backends with models of their own share: torchtitan and megatron.
+
+Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
+checkpoints in the common format, and the check at the start that its model computes what Hugging Face's computes.
+
+With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows
+to ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from paceline.config import TrainedModelConfig
+from paceline.engine.answers import AnswerModel
+from paceline.engine.distributed import AllRanks, ensure_process_group, gather_objects
+from paceline.engine.engine_interface import LossFn
+from paceline.engine.hf_models import build_empty_model, build_model
+from paceline.engine.inputs import aligned_call, padded_call, two_sequences
+from paceline.engine.micro_batch_engine import MicroBatchEngine
+from paceline.engine.training_state import Snapshot, in_main_memory, read_training_state
+from paceline.errors import ConfigError
+from paceline.protocol import DataProto
+
+
+@dataclass(frozen=True)
+class Part:
+    """A parameter of the backend, and the Hugging Face parameters that it is made of."""
+
+    parameter: nn.Parameter
+    names: tuple[str, ...]
+    to_hf: Callable[[Tensor], list[Tensor]]
+    """From this rank's share of the parameter, or of what has its shape, to whole tensors by `names`. Collective."""
+    from_hf: Callable[[list[Tensor]], Tensor]
+    """The other way round."""
+
+
+class OwnModelEngine(AllRanks, MicroBatchEngine):
+    """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
+
+    takes_bfloat16 = False
+    takes_offload = False
+    strategy: str
+    """The name that it is registered under."""
+    model_types: tuple[str, ...]
+    """What it has models for, as `model_type` in config.json."""
+    hf_model: PreTrainedModel
+    """The Hugging Face model without memory: for its names and its files."""
+    tensor_parallel_group: dist.ProcessGroup | None = None
+    """The ranks that hold one model together; None: each data-parallel rank is alone."""
+
+    # What a backend defines.
+
+    @abstractmethod
+    def _build(self) -> nn.Module:
+        """Its module on this rank's device, with any weights; and the groups of ranks."""
+
+    @abstractmethod
+    def _make_parts(self) -> list[Part]:
+        """All parameters, each once."""
+
+    # What follows.
+
+    def _set_up_model(self) -> None:
+        spec, train = self.spec, self.spec.trains
+        ensure_process_group(spec.device)
+        self.hf_model = build_empty_model(spec.model, spec.kind, train=train).to("meta")  # type: ignore[arg-type]  # its decorator hides its arguments
+        self.hf_model.tie_weights()
+        self._aliases = _names_of_tied(self.hf_model)
+        self._check_support(self.hf_model.config)
+        # Only rank 0 reads the weights, so a fresh value head is the same everywhere.
+        source = build_model(spec.model, spec.kind, train=train) if self.rank == 0 else None
+        self.root = self.model = self._build().requires_grad_(train).eval()
+        self.parts = self._make_parts()
+        self._check_parts()
+        self._put_weights(source.state_dict() if source is not None else {})
+        self._compare_with(source)
+
+    def train_batch(self, data: DataProto, loss_fn: LossFn, **sizes: Any) -> dict[str, float]:
+        return super().train_batch(self._rows_of_group(data)[0], loss_fn, **sizes)
+
+    def infer_batch(self, data: DataProto, **sizes: Any) -> dict[str, Tensor]:
+        rows, own = self._rows_of_group(data)
+        return {name: values[own] for name, values in super().infer_batch(rows, **sizes).items()}
+
+    def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self.named_full(lambda parameter: parameter.detach()):
+            for alias in self._aliases[name]:
+                yield alias, weight
+
+    def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
+        for part in self.parts:
+            yield from zip(part.names, part.to_hf(of(part.parameter)), strict=True)
+
+    def snapshot(self) -> Snapshot:
+        keep = self.rank == 0
+        weights = in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep=keep)
+        training: dict[str, Any] | None = None
+        if self.optimizer is not None:
+            moments: dict[str, dict[str, Tensor]] = {name: {} for part in self.parts for name in part.names}
+            state = self.optimizer.state
+            for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
+                named = self.named_full(partial(_moment, state, key))
+                for name, value in in_main_memory(named, keep=keep).items():
+                    moments[name][key] = value
+            for saved in moments.values():
+                saved["step"] = torch.tensor(float(self.num_steps))
+            training = {"moments": moments if self.num_steps else {}, "num_steps": self.num_steps}
+        return Snapshot(self.rank, self.hf_model, weights, training if keep else None)
+
+    def load(self, folder: str | Path) -> None:
+        state = self._training_state(self.hf_model)
+        weights, training, self.num_steps = read_training_state(Path(folder), state)
+        self._put_weights(weights)
+        if self.optimizer is None:
+            return
+        self.optimizer.state.clear()
+        for part in self.parts if self.num_steps else ():
+            saved = [training["moments"][name] for name in part.names] if self.rank == 0 else []
+            shares = {key: self._share(part, [moments[key] for moments in saved]) for key in ("exp_avg", "exp_avg_sq")}
+            step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
+            self.optimizer.state[part.parameter] = {"step": step, **shares}
+        for group in self.optimizer.param_groups:
+            if "step" in group:  # Fused Adams count here.
+                group["step"] = self.num_steps
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        return 0 if self.tensor_parallel_group is None else dist.get_rank(self.tensor_parallel_group)
+
+    @property
+    def tensor_parallel_size(self) -> int:
+        return self.spec.tensor_model_parallel_size
+
+    @property
+    def _recomputes(self) -> bool:
+        model = self.spec.model
+        return self.spec.trains and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing
+
+    def _answer(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+        answers: dict[str, Tensor] = self.root(aligned_call(micro_batch, self.spec.kind, self.device), temperature)
+        return answers
+
+    def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
+        # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
+        return super()._sum_over_ranks(
+            {name: 0.0 * value for name, value in sums.items()} if self.tensor_parallel_rank else sums
+        )
+
+    def _rows_of_group(self, data: DataProto) -> tuple[DataProto, slice]:
+        """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
+        if self.tensor_parallel_group is None:
+            return data, slice(0, len(data))
+        assert data.batch is not None
+        own: dict[str, Any] = dict(data.batch.items())
+        columns = gather_objects(own, self.tensor_parallel_group)
+        lengths = [len(part["attention_mask"]) for part in columns]
+        start = sum(lengths[: self.tensor_parallel_rank])
+        rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
+        return DataProto.from_dict(tensors=rows), slice(start, start + len(data))
+
+    def _put_weights(self, weights: dict[str, Tensor]) -> None:
+        """Give every rank its share of a Hugging Face state dict that rank 0 has. Collective."""
+        for part in self.parts:
+            share = self._share(part, [weights[name] for name in part.names] if self.rank == 0 else [])
+            with torch.no_grad():
+                part.parameter.copy_(share)
+
+    def _share(self, part: Part, whole: list[Tensor]) -> Tensor:
+        """This rank's share of what rank 0 has as whole tensors. Collective."""
+        tensors = []
+        for place, name in enumerate(part.names):
+            known = self.hf_model.get_parameter(name)
+            if self.rank == 0:
+                tensor = whole[place].detach().to(self.device, copy=True).contiguous()
+            else:
+                tensor = torch.empty(known.shape, dtype=known.dtype, device=self.device)
+            dist.broadcast(tensor, src=0)
+            tensors.append(tensor)
+        return part.from_hf(tensors).contiguous()  # fused AdamW takes moments to lie in memory as their parameter does
+
+    def _check_support(self, config: PretrainedConfig) -> None:
+        """Raise ConfigError where this backend's model would not be the one of `config`."""
+        text = config.get_text_config()
+        problem = ""
+        if config.model_type not in self.model_types:
+            problem = f"a model of type {config.model_type}: it has {', '.join(self.model_types)}"
+        elif getattr(text, "hidden_act", "silu") != "silu":
+            problem = f"hidden_act={text.hidden_act}: it has silu"
+        elif set(getattr(text, "layer_types", None) or ()) - {"full_attention"}:
+            problem = "layers other than those of full attention"
+        elif (text.rope_parameters or {}).get("rope_type", "default") != "default":
+            problem = f"rope_type={text.rope_parameters['rope_type']}: it has plain rotary embeddings"
+        elif text.num_key_value_heads % self.tensor_parallel_size:
+            problem = (
+                f"{text.num_key_value_heads} key-value heads on tensor_model_parallel_size={self.tensor_parallel_size} "
+                "ranks, which must divide them"
+            )
+        elif self.world_size % self.tensor_parallel_size:
+            problem = (
+                f"tensor_model_parallel_size={self.tensor_parallel_size}, which does not divide its "
+                f"{self.world_size} ranks"
+            )
+        if problem:
+            raise ConfigError(
+                f"strategy={self.strategy} can't hold {self.spec.model.path}: {problem}. Set strategy=fsdp2."
+            )
+        if self.spec.model.use_remove_padding:
+            raise ConfigError(f"strategy={self.strategy} does not pack sequences: set model.use_remove_padding=False.")
+
+    def _check_parts(self) -> None:
+        """Raise ConfigError where the Hugging Face model has parameters that this backend's has not."""
+        names = [name for part in self.parts for name in part.names]
+        if unknown := set(self._aliases).symmetric_difference(names):
+            raise ConfigError(
+                f"strategy={self.strategy} can't hold {self.spec.model.path}: its model has no place for "
+                f"{min(unknown)}. Set strategy=fsdp2."
+            )
+
+    @torch.no_grad()
+    def _compare_with(self, source: PreTrainedModel | None) -> None:
+        """Raise ConfigError unless this model and rank 0's `source` agree on two short sequences. Collective."""
+        answers = self._answer(two_sequences(), 1.0)
+        self._after_inference()
+        problem = ""
+        if source is not None:
+            call = padded_call(two_sequences(), self.spec.kind, torch.device("cpu"))
+            reference = AnswerModel(source, self.spec.kind)
+            reference.head_apart = reference.mlp_apart = False
+            for name, expected in reference(call, 1.0).items():
+                error = float((answers[name].cpu() - expected).abs().max())
+                if not error <= 0.01 * float(expected.max() - expected.min()) + 1e-5 * float(expected.abs().max()):
+                    problem = f"{name} of two short sequences differ by {error:.1g}"
+        if problem := self._gather(problem)[0]:
+            raise ConfigError(
+                f"strategy={self.strategy} does not compute what {self.spec.model.path} means: {problem}. "
+                "Set strategy=fsdp2."
+            )
+
+
+def _names_of_tied(model: PreTrainedModel) -> dict[str, list[str]]:
+    """The first name of each parameter to all of its names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {first: [first, *others] for first, *others in names.values()}
+
+
+def _moment(state: dict[Tensor, dict[str, Tensor]], key: str, parameter: nn.Parameter) -> Tensor:
+    return state[parameter][key]

@@ -1,0 +1,225 @@
+"""The interface of a training backend: what it is made from, what a caller may rely on, and the backends by name.
+
+`hf_engine` and `backends/` implement it; `workers` calls it. The contract is held by
+`tests/contract/test_engine_contract.py`, which every backend runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from paceline.algorithms.registry import Registry
+from paceline.config import ModelConfig, OptimConfig
+from paceline.engine.hf_models import ModelKind
+from paceline.engine.lora import LoraSpec
+from paceline.engine.training_state import Snapshot
+from paceline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from paceline.protocol import DataProto
+
+LossFn = Callable[[dict[str, Tensor], TensorDict], tuple[Tensor, dict[str, Tensor]]]
+"""From a micro-batch's model output and columns to (loss, sums of metrics).
+
+The loss is divided by counts of the *global* mini-batch, so that the losses of micro-batches and ranks add up to the
+mini-batch's. Metrics are sums too; the caller divides them once they have been added up.
+"""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine is to hold."""
+
+    model: ModelConfig
+    """Where the weights come from."""
+    kind: ModelKind
+    """What the model gives: see `Engine.infer_batch`."""
+    optim: OptimConfig | None = None
+    """None: for inference only."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm (> 0)."""
+    total_optimizer_steps: int | None = None
+    """Length of the learning-rate schedule; not needed for a constant one."""
+    device: str = "cpu"
+    """Device type: cpu, cuda, npu."""
+    tensor_model_parallel_size: int = 1
+    """Ranks that hold one model together, each a part of every layer; for backends that can."""
+    lora: LoraSpec | None = None
+    """Adapters to train in place of all weights."""
+    param_offload: bool = False
+    """Keep the parameters in main memory between calls: see `Engine.on_device`."""
+    optimizer_offload: bool = False
+    """Keep the optimizer's state in main memory between updates."""
+
+    @property
+    def trains(self) -> bool:
+        return self.optim is not None
+
+
+class Engine(ABC):
+    """One model on this rank's share of the devices and, if it trains, its optimizer.
+
+    It takes this rank's rows of a mini-batch and a loss, and makes one optimizer step whose result depends neither on
+    the micro-batch size nor on the number of ranks.
+
+    `initialize`, `train_batch`, `infer_batch`, `named_full_weights`, `save`, `snapshot` and `load` are collective:
+    every rank calls them, in the same order. Received batches are never written to. Between calls the model is in eval
+    mode and holds no gradients. Only `initialize` draws random numbers.
+    """
+
+    takes_lora: ClassVar[bool] = False
+    """Whether this backend trains adapters."""
+    takes_bfloat16: ClassVar[bool] = True
+    """Whether this backend computes in `compute_dtype`."""
+    takes_offload: ClassVar[bool] = True
+    """Whether this backend can keep in main memory what it holds, between calls."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        if spec.lora is not None and not self.takes_lora:
+            raise ConfigError(f"{type(self).__name__} has no LoRA; set strategy=local or fsdp2, or model.lora_rank=0.")
+        if spec.model.compute_dtype != "float32" and not self.takes_bfloat16:
+            raise ConfigError(f"{type(self).__name__} computes in float32; set model.compute_dtype=float32.")
+        if (spec.param_offload or spec.optimizer_offload) and not self.takes_offload:
+            raise ConfigError(
+                f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
+                "fsdp_config."
+            )
+        self.spec = spec
+        self.device = torch.device(spec.device)
+        self.num_steps = 0
+        """Optimizer steps that were made, those before a checkpoint that was loaded included."""
+
+    @abstractmethod
+    def initialize(self) -> None:
+        """Read the model and make the optimizer. A head that the weights lack is drawn from rank 0's random state."""
+
+    @abstractmethod
+    def train_batch(
+        self,
+        data: DataProto,
+        loss_fn: LossFn,
+        *,
+        micro_batch_size: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+    ) -> dict[str, float]:
+        """One optimizer step on the mini-batch of which `data` is this rank's part.
+
+        Micro-batches have `micro_batch_size` rows, or equal work of at most `max_tokens` tokens (see `microbatch`).
+
+        Returns the metric sums of `loss_fn`, `loss`, `grad_norm` (before clipping) and `lr` (of this step), all over
+        the whole mini-batch and so equal on all ranks. A loss or gradient that is not finite raises NonFiniteError on
+        every rank and leaves weights and optimizer as they were.
+        """
+
+    @abstractmethod
+    def infer_batch(
+        self,
+        data: DataProto,
+        *,
+        micro_batch_size: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+    ) -> dict[str, Tensor]:
+        """The model's output for this rank's rows, in their order, float32, in main memory. Micro-batches as above.
+
+        causal_lm: `log_probs` and `entropy` (batch, response) at `temperature`. value: `values` (batch, response), each
+        from the position that predicts the response token. Both are 0 outside `response_mask`.
+        sequence_classification: `scores` (batch,), at the last token that `attention_mask` covers.
+        """
+
+    @abstractmethod
+    def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Every entry of the Hugging Face model's state dict, whole, tied ones under each of their names.
+
+        With LoRA the adapters are merged into the weights. One tensor at a time is gathered, so a rank never holds more
+        than its shares and the largest tensor. Every rank must iterate to the end. Tensors may be the live parameters:
+        copy what must outlast the next step.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> Snapshot:
+        """A copy of what `save` writes, in the main memory of rank 0. Later steps don't change it."""
+
+    @abstractmethod
+    def write(self, snapshot: Snapshot, folder: str | Path) -> None:
+        """The slow half of `save`. Not collective, and may run in a thread while the engine trains on."""
+
+    @abstractmethod
+    def save(self, folder: str | Path) -> None:
+        """Write the weights as a Hugging Face folder and, if this engine trains, the optimizer's state beside them.
+
+        With LoRA, the adapter alone in peft's format in place of the weights. Returns when the files are complete.
+        """
+
+    @abstractmethod
+    def load(self, folder: str | Path) -> None:
+        """Go on where `save` was called, possibly with another number of ranks or another backend.
+
+        Learning rate and the other hyperparameters are those of this engine's spec.
+        """
+
+    @abstractmethod
+    def on_device(self, *, optimizer: bool = False) -> AbstractContextManager[None]:
+        """Within this context the parameters (and the optimizer's state) are on the device, whatever is offloaded.
+
+        Every call of an engine does this for itself. Around several calls, they move once.
+        """
+
+    @abstractmethod
+    def to(self, device: str) -> None:
+        """Change the device that calls run on, and move what is not offloaded there."""
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        """Within this context the model has no LoRA adapters: for inference with the reference."""
+        return nullcontext()
+
+    @property
+    def module(self) -> PreTrainedModel | None:
+        """The whole model, when this process holds it and a rollout may use it as it is."""
+        return None
+
+    @property
+    def rank(self) -> int:
+        """This process among those that hold the model."""
+        return 0
+
+    @property
+    def world_size(self) -> int:
+        """Processes that share the model."""
+        return 1
+
+
+EngineClass = TypeVar("EngineClass", bound=type[Engine])
+MODULES = {
+    name: f"paceline.engine.backends.{module}"
+    for name, module in {
+        "local": "local_engine",
+        "fsdp": "fsdp",
+        "fsdp2": "fsdp",
+        "torchtitan": "torchtitan",
+        "veomni": "veomni",
+        "megatron": "megatron",
+    }.items()
+}
+_ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
+
+
+def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
+    """Class decorator: makes an engine known as `strategy=name`."""
+    return _ENGINES.register(name)
+
+
+def get_engine(name: str) -> type[Engine]:
+    """The engine class registered under `name`; ConfigError when there is none."""
+    return _ENGINES.get(name)

@@ -1,0 +1,109 @@
+"""Engines on a Hugging Face model: how it is built, called, adapted, saved and loaded.
+
+A backend says in `_distribute` how the model is spread over the devices.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+
+import torch
+from tensordict import TensorDict
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
+from paceline.engine.hf_models import build_model
+from paceline.engine.inputs import packed_call, padded_call, two_sequences
+from paceline.engine.lora import add_adapter
+from paceline.engine.micro_batch_engine import MicroBatchEngine
+from paceline.engine.packed_attention import check_packing, packed_attention
+from paceline.engine.training_state import Snapshot, load_training_state, named_full_tensors, take_snapshot
+from paceline.private_apis.peft_private import adapters_disabled
+
+
+class HfEngine(MicroBatchEngine):
+    """A Hugging Face model. Without more than `_distribute`, this rank holds all of it."""
+
+    model: PreTrainedModel
+    root: nn.Module
+    """What is called: an AnswerModel around `model`, or what the backend wraps around that."""
+
+    # What a backend defines.
+
+    @abstractmethod
+    def _distribute(self, answers: AnswerModel) -> nn.Module:
+        """The model on this rank's device, to be called as `answers` is, with its parameters whole during the call.
+
+        Backward passes must leave the *sum* of all ranks' gradients.
+        """
+
+    def _build_model(self) -> PreTrainedModel:
+        """The model in main memory, with its weights or, if `_distribute` brings them, without."""
+        return build_model(self.spec.model, self.spec.kind, train=self.spec.trains)
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Forward passes are made in this context, which has them compute in `compute_dtype`."""
+        dtype = self.compute_dtype
+        return torch.autocast(self.device.type, dtype) if dtype != torch.float32 else nullcontext()
+
+    # What follows.
+
+    def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        with self.on_device():
+            yield from named_full_tensors(self._training_state(self.model))
+
+    def snapshot(self) -> Snapshot:
+        with self.on_device(optimizer=True):
+            return take_snapshot(self._training_state(self.model))
+
+    def load(self, folder: str | Path) -> None:
+        with self.on_device(optimizer=True):
+            self.num_steps = load_training_state(Path(folder), self._training_state(self.model))
+
+    def without_adapter(self) -> AbstractContextManager[None]:
+        return adapters_disabled(self.model) if self.spec.lora is not None else nullcontext()
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Numbers of forward and backward passes. The model's output is float32."""
+        dtype: torch.dtype = getattr(torch, self.spec.model.compute_dtype)
+        return dtype
+
+    def _set_up_model(self) -> None:
+        self.model = self._build_model()
+        if self.spec.lora is not None:
+            add_adapter(self.model, self.spec.lora, self.spec.model.path)
+        self._answers = AnswerModel(self.model, self.spec.kind)
+        self.root = self._distribute(self._answers)
+        self._check_model()
+
+    @torch.no_grad()
+    def _check_model(self) -> None:
+        """Check what can only be known by calling the model."""
+        rounding = ROUNDING[self.compute_dtype]
+        with self._calls():
+            call = padded_call(two_sequences(), self.spec.kind, self.device)
+            with self._precision():
+                check_shortcuts(self._answers, self.root, call, rounding)
+            if self.spec.model.use_remove_padding:
+                check_packing(self.model, self._call_model, rounding)
+        self._packs = self.spec.model.use_remove_padding
+        self._after_inference()
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        with self._answers.calls(), packed_attention(self.model) if self._packs else nullcontext():
+            yield
+
+    def _answer(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+        return self._call_model(micro_batch, packed=self._packs, temperature=temperature)
+
+    def _call_model(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
+        make_call = packed_call if packed else padded_call
+        with self._precision():
+            answers: dict[str, Tensor] = self.root(make_call(micro_batch, self.spec.kind, self.device), temperature)
+        return answers

@@ -1,0 +1,204 @@
+"""What all roles on an engine have in common: a random state, training over mini-batches, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, Unpack, cast
+
+from safetensors import SafetensorError
+
+from paceline.config import FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig
+from paceline.engine import Engine, EngineSpec, LossFn, get_engine
+from paceline.engine.hf_models import ModelKind
+from paceline.engine.lora import LoraSpec
+from paceline.errors import NonFiniteError
+from paceline.protocol import DataProto
+from paceline.report.files import storage_error
+from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
+from paceline.workers.losses import MiniBatch, mean_metrics
+from paceline.workers.rng import RoleRng
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What every worker knows of the run besides its own section of the config."""
+
+    seed: int
+    device: str
+    total_optimizer_steps: int
+    """Optimizer steps of this role in the whole run: the length of its learning-rate schedule."""
+    max_prompt_length: int
+    max_response_length: int
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
+    skip_nonfinite: bool = False
+    """Leave an optimizer step out, instead of ending the run, when its loss or gradient is not finite."""
+
+
+def role_method(dispatch_mode: DispatchMode) -> Callable[[Method], Method]:
+    """A remote method that returns a future."""
+    return register(dispatch_mode=dispatch_mode, blocking=False)
+
+
+class MicroBatchSize(TypedDict, total=False):
+    """How an engine is to divide a batch; one of the two."""
+
+    micro_batch_size: int
+    """Rows."""
+    max_tokens: int
+
+
+def micro_batches(rows: int, dynamic: bool | None, max_tokens: int | None) -> MicroBatchSize:
+    """Micro-batches of so many rows or, if dynamic, of so many tokens at most."""
+    return {"max_tokens": cast(int, max_tokens)} if dynamic else {"micro_batch_size": rows}
+
+
+@contextmanager
+def storage_errors(folder: str) -> Iterator[None]:
+    """Around code that only writes files: what torch and safetensors raise becomes a storage error of `folder`."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise storage_error(Path(folder), error) from error
+
+
+def dealt_mini_batches(data: DataProto) -> Iterator[tuple[DataProto, MiniBatch]]:
+    """This rank's rows of each mini-batch, and its counts, in the order that the driver dealt (`deal_mini_batches`)."""
+    for _ in range(data.meta_info["passes"]):
+        start = 0
+        for mini_batch in (MiniBatch(**counts) for counts in data.meta_info["mini_batches"]):
+            yield data[start : start + mini_batch.rows_per_shard], mini_batch
+            start += mini_batch.rows_per_shard
+
+
+def built(part: T | None) -> T:
+    """A part of a worker that `init_model` makes."""
+    if part is None:
+        raise RuntimeError("this worker has no such model: call init_model first, on a worker of the right role.")
+    return part
+
+
+class RoleWorker(Worker):
+    """A role of the training loop with its own random state, on one engine or several."""
+
+    leaves_inputs_alone = True
+
+    def __init__(self, role: str, run: RunContext) -> None:
+        super().__init__()
+        self.role_name = role
+        self.run = run
+        self.rng = RoleRng(run.seed, role, self.rank)
+        self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
+        self.writing_to = ""
+
+    def around_call(self) -> AbstractContextManager[None]:
+        """Every call draws from the role's own random state, also in a subclass."""
+        return self.rng.swapped_in()
+
+    def build_engine(
+        self,
+        strategy: str,
+        model: ModelConfig,
+        *,
+        kind: ModelKind,
+        optim: OptimConfig | None = None,
+        grad_clip: float = 1.0,
+        tensor_model_parallel_size: int = 1,
+        lora: LoraSpec | None = None,
+        offload: FrozenFsdpConfig | None = None,
+    ) -> Engine:
+        spec = EngineSpec(
+            model=model,
+            kind=kind,
+            optim=optim,
+            grad_clip=grad_clip,
+            total_optimizer_steps=self.run.total_optimizer_steps,
+            device=self.run.device,
+            tensor_model_parallel_size=tensor_model_parallel_size,
+            lora=lora,
+            param_offload=offload is not None and offload.param_offload,
+            optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,
+        )
+        engine = get_engine(strategy)(spec)
+        engine.initialize()
+        return engine
+
+    def train(
+        self,
+        engine: Engine,
+        data: DataProto,
+        make_loss: Callable[[MiniBatch], LossFn],
+        *,
+        prefix: str,
+        temperature: float = 1.0,
+        **sizes: Unpack[MicroBatchSize],
+    ) -> dict[str, float]:
+        """One optimizer step per mini-batch.
+
+        `sizes` comes from `micro_batches`. Returns the metrics of all steps together. An optimizer step whose loss or
+        gradient is not finite raises or, if the run may skip, is left out and counted.
+        """
+        steps: list[dict[str, float]] = []
+        skipped: Counter[str] = Counter()
+        with engine.on_device(optimizer=True):
+            for shard, mini_batch in dealt_mini_batches(data):
+                try:
+                    steps.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
+                except NonFiniteError as error:  # on all ranks alike, before any weight has changed
+                    if not self.run.skip_nonfinite:
+                        raise
+                    skipped[error.what] += 1
+                    logger.warning("%s: %s This optimizer step is skipped.", self.role_name, error)
+        counted = {f"{prefix}/skipped_updates": float(skipped.total())} if self.run.skip_nonfinite else {}
+        why = {f"{prefix}/nonfinite/{what}": float(count) for what, count in skipped.items()}
+        return mean_metrics(steps, prefix) | counted | why
+
+    @property
+    def trained_engine(self) -> Engine | None:
+        """The engine whose state a checkpoint holds; None for frozen roles."""
+        raise NotImplementedError
+
+    def on_new_weights(self) -> None:
+        """Called after the trained engine's weights changed."""
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def save_checkpoint(self, folder: str) -> None:
+        """Begin to save weights, optimizer, schedule and this rank's random state, in a folder that exists.
+
+        What is saved is the state of this moment; the files are written while later calls run. `finish_checkpoint`
+        must follow.
+        """
+        with storage_errors(folder):
+            self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
+        if self.trained_engine is not None:
+            snapshot = self.trained_engine.snapshot()
+            self.writing, self.writing_to = self.writer.submit(self.trained_engine.write, snapshot, folder), folder
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def finish_checkpoint(self) -> None:
+        """Wait until the files are on disk; raises if they could not be written."""
+        writing, self.writing = self.writing, None
+        if writing is not None:
+            with storage_errors(self.writing_to):
+                writing.result()
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, folder: str) -> None:
+        if self.trained_engine is not None:
+            self.trained_engine.load(Path(folder))
+            self.on_new_weights()
+        saved = Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt"
+        if saved.exists():  # with more ranks than at saving, the new ones keep the state that they were seeded with
+            self.rng.load(saved)

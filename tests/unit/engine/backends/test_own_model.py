@@ -1,0 +1,104 @@
+"""A backend with a model of its own, as docs/training_backends.md shows how to write one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.config import ModelConfig
+from paceline.engine import get_engine
+from paceline.engine.inputs import aligned_call, padded_call
+from paceline.errors import ConfigError
+from tests.contract import engine_scenarios as scenarios
+from tests.tiny import make_tiny_model
+
+DOCS = Path(__file__).parents[4] / "docs/training_backends.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def example() -> None:
+    [code] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    exec(code, {"__name__": "example"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.2)
+
+
+def make_rank(strategy: str, folder: Path) -> scenarios.Rank:
+    return scenarios.Rank(scenarios.Backend(strategy, 1), scenarios.Models(folder, folder, folder), 0)
+
+
+def test_the_documented_backend_trains_like_local_and_goes_on_from_its_checkpoint(folder: Path, tmp_path: Path):
+    mine, local = (make_rank(strategy, folder) for strategy in ("mine", "local"))
+    one, other = mine.engine(), local.engine()
+    for metrics, expected in zip(mine.train(one), local.train(other), strict=True):
+        assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    other.save(tmp_path)
+    resumed = mine.engine()
+    resumed.load(tmp_path)
+    resumed.save(tmp_path / "again")
+    assert scenarios.equal(scenarios.full_weights(resumed), scenarios.full_weights(other))
+    saved, again = (torch.load(path / "optimizer.pt") for path in (tmp_path, tmp_path / "again"))
+    assert again["num_steps"] == saved["num_steps"] == scenarios.STEPS
+    for name, moments in saved["moments"].items():
+        assert scenarios.equal(moments, again["moments"][name])
+
+
+def test_a_model_that_says_something_else_than_hugging_face_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    engine_class: Any = get_engine("mine")
+
+    class Wrong(engine_class):
+        def _put_weights(self, weights: dict[str, torch.Tensor]) -> None:
+            super()._put_weights({name: -weight for name, weight in weights.items()})
+
+    spec = replace(scenarios.SPEC, model=ModelConfig(path=str(folder)))
+    with pytest.raises(ConfigError, match=r"does not compute what .* means: \w+ of two short sequences differ"):
+        Wrong(spec).initialize()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model_type": "llama"}, "a model of type llama: it has qwen2. Set strategy=fsdp2."),
+        ({}, "tensor_model_parallel_size=2, which does not divide its 1 ranks"),
+    ],
+)
+def test_models_and_sizes_that_it_can_not_hold_are_refused(tmp_path: Path, settings: dict[str, Any], message: str):
+    model = ModelConfig(path=str(make_tiny_model(tmp_path, **settings)))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        get_engine("mine")(replace(scenarios.SPEC, model=model, tensor_model_parallel_size=2)).initialize()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelConfig(compute_dtype="bfloat16")}, "set model.compute_dtype=float32"),
+        ({"param_offload": True}, "set param_offload=False"),
+        ({"optimizer_offload": True}, "optimizer_offload=False in fsdp_config"),
+        ({"lora": scenarios.LORA}, "set strategy=local or fsdp2"),
+    ],
+)
+def test_what_works_on_hugging_face_models_alone_is_refused(changes: dict[str, Any], message: str):
+    with pytest.raises(ConfigError, match=message):
+        get_engine("mine")(replace(scenarios.SPEC, **changes))
+
+
+@pytest.mark.parametrize("kind", ["causal_lm", "value", "sequence_classification"])
+def test_aligned_rows_begin_with_their_first_token_and_are_asked_the_same(kind: Any):
+    batch = scenarios.make_mini_batch().batch
+    aligned, padded = (call(batch, kind, torch.device("cpu")) for call in (aligned_call, padded_call))
+    assert torch.equal(aligned.tokens, padded.tokens)
+    input_ids = aligned.inputs["input_ids"]
+    assert torch.equal(input_ids.flatten()[aligned.places], padded.inputs["input_ids"].flatten()[padded.places])
+    for row, (num_prompt, _) in enumerate(scenarios.LENGTHS):
+        if row == scenarios.PADDING_ROW and kind != "sequence_classification":
+            continue  # Nothing is asked of it.
+        tokens = batch["input_ids"][row][batch["attention_mask"][row] == 1]
+        assert torch.equal(input_ids[row, :num_prompt], tokens[:num_prompt])

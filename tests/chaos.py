@@ -45,7 +45,7 @@ STEPS = 24
 HEARTBEAT_SECONDS = 20
 PAUSE_SECONDS = 25
 """How long a stopped launching process stays so."""
-LIMIT_SECONDS = 200
+LIMIT_SECONDS = 400
 """How long a disturbed run may take longer than an undisturbed one: to notice it, to start again, to repeat steps."""
 LONGEST_SECONDS = 600
 

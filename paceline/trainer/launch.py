@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -20,6 +20,9 @@ from paceline.config.load import to_dictconfig
 from paceline.errors import PacelineError, ResourceError, WorkerError
 from paceline.report.status import end_status
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
+
+if TYPE_CHECKING:
+    from paceline.single_controller.ray.heartbeat import Place
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +148,6 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
     import ray
     from ray.actor import ActorClass
 
-    from paceline.single_controller.ray.heartbeat import beat_and_locate
-
     is_remote = isinstance(task_runner_class, ActorClass)
     actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
     options = session.options()
@@ -157,8 +158,6 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
         stop_file.unlink(missing_ok=True)  # meant for an earlier run
     began = time.time()
     runner = actor_class.options(**options).remote()
-    # Of any class, also one of a user's that knows nothing of it: a process that does not beat counts as dead.
-    located = runner.__ray_call__.remote(beat_and_locate)
     watcher = _Watcher(session, runner, cfg.trainer.heartbeat_timeout_seconds)
     try:
         running = runner.run.remote(to_dictconfig(cfg))
@@ -175,7 +174,7 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
                 raise
     except BaseException as error:
         watcher.stop()
-        _end_run(session, runner, located)
+        _end_run(session, runner, watcher.place())
         is_stop = isinstance(error, KeyboardInterrupt)
         run_dir = Path(str(cfg.trainer.default_local_dir)) / ("validation" if cfg.trainer.val_only else "")
         told = None if is_stop else f"{type(error).__name__}: {error}"
@@ -189,18 +188,32 @@ class _Watcher:
     """Waits for the run, as long as its process beats and Ray's own processes are there."""
 
     def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
+        from paceline.single_controller.ray.heartbeat import beat_and_locate
         from paceline.single_controller.ray.watch import Process, Pulse
 
         self._session = session
         self._limit = heartbeat_timeout_seconds
-        process = Process(runner, 0, runner._actor_id.hex(), heartbeat_timeout_seconds)
-        self._pulse = Pulse(process)
+        # Of any class, also one of a user's that knows nothing of it: a process that does not beat counts as dead.
+        self._located = runner.__ray_call__.remote(beat_and_locate)
+        self._process = Process(runner, 0, runner._actor_id.hex(), heartbeat_timeout_seconds)
+        self._pulse = Pulse(self._process)
         self.stop = self._pulse.stop
+
+    def place(self) -> Place | None:
+        """Where the run's process is, once it has said so."""
+        import ray
+        from ray.exceptions import RayError
+
+        if self._process.location is None:
+            with suppress(RayError):
+                self._process.location = ray.get(self._located, timeout=0)
+        return self._process.location
 
     def wait(self, running: Any) -> None:
         import ray
 
         while not ray.wait([running], timeout=POLL_SECONDS)[0]:
+            self.place()
             if (problem := self._session.problem(self._limit) or self._pulse.lost_records()) is not None:
                 self._session.is_lost = True
                 raise WorkerError("task_runner", 0, "run", problem)
@@ -209,7 +222,7 @@ class _Watcher:
         ray.get(running)
 
 
-def _end_run(session: RaySession, runner: Any, located: Any) -> None:
+def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
     """End the actor and with it the whole run, in a time with an end; a Ray of the run's own ends with it."""
     import ray
     from ray.exceptions import RayError
@@ -217,16 +230,16 @@ def _end_run(session: RaySession, runner: Any, located: Any) -> None:
     if session.is_own:
         session.close()
         return
+    here = place is not None and place.node_id == ray.get_runtime_context().get_node_id()
+    process = None
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(place.pid) if here and place else None
     with suppress(RayError):
         ray.kill(runner)
     _forget(runner)
-    with suppress(RayError):
-        place = ray.get(located, timeout=0)
-        if place.node_id == ray.get_runtime_context().get_node_id():  # a stopped process does not hear Ray
-            with suppress(psutil.NoSuchProcess):
-                process = psutil.Process(place.pid)
-                psutil.wait_procs([process], timeout=KILL_SECONDS)
-                kill_processes([process])
+    if process is not None:  # one that is stopped does not hear Ray
+        psutil.wait_procs([process], timeout=KILL_SECONDS)
+        kill_processes([process])
 
 
 def _forget(runner: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from paceline.report.status import read_status
 from tests.runs import as_overrides, base_config, heed_ctrl_c, make_material, read_metrics
 
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 300
 Start = Callable[..., subprocess.Popen]
 
 

@@ -26,8 +26,7 @@ from ray.exceptions import RayError, RayTaskError
 from paceline.errors import RemoteCause, WorkerError
 from paceline.single_controller.base.records import CallRecord
 from paceline.single_controller.ray.death import DEATHS, explain_death
-from paceline.single_controller.ray.heartbeat import Beat, read_beat
-from paceline.single_controller.ray.shell import Location
+from paceline.single_controller.ray.heartbeat import Beat, Place, read_beat
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ class Process:
     rank: int
     heartbeat_key: str
     heartbeat_timeout_seconds: float
-    location: Location | None = None
+    location: Place | None = None
     last_beat: Beat | None = None
     last_change: float = field(default_factory=time.monotonic)
     death: tuple[str, str] | None = None

@@ -49,14 +49,14 @@ def test_the_split_example_trains_on_two_pools(tmp_path: Path) -> None:
 
 
 DYING_REWARD = '''
-import os, pathlib
+import os, pathlib, signal
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """Its process dies once, after the first checkpoint."""
+    """Kills the worker that called it, once, after the first checkpoint."""
     run = pathlib.Path(__file__).parent
     if (run / "run/checkpoints/latest_checkpointed_iteration.txt").exists() and not (run / "died").exists():
         (run / "died").touch()
-        os._exit(1)
+        os.kill(os.getppid(), signal.SIGKILL)
     return 1.0
 '''
 

@@ -78,6 +78,32 @@ def test_the_view_stands_below_the_lines_and_every_process_has_a_log_file(tmp_pa
 
 
 @pytest.mark.slow
+def test_without_a_view_there_is_a_bare_line_for_each_step_and_wandb_ends_in_peace(tmp_path: Path) -> None:
+    config = base_config(
+        make_material(tmp_path),
+        tmp_path / "run",
+        trainer__test_freq=None,
+        trainer__save_freq=None,
+        trainer__log_val_generations=1,
+        trainer__logger=["console", "wandb"],
+    )
+    done = subprocess.run(
+        command(config), capture_output=True, text=True, check=True, env={**os.environ, "WANDB_MODE": "offline"}
+    )
+    shown = done.stdout + done.stderr
+    assert "Traceback" not in shown
+    assert "TaskRunner" not in shown
+    steps = [line for line in done.stderr.splitlines() if re.match(r"step \d/4( |$)", line)]
+    assert [int(line[5]) for line in steps] == [0, 1, 2, 3, 4]
+    assert max(map(len, steps)) <= 80
+    assert "[response]" not in shown
+    assert "[response]" in (tmp_path / "run/logs/driver.log").read_text()
+    assert "best validation: openai/gsm8k/reward/mean@1 " in done.stdout
+    assert done.stdout.endswith(f"next: paceline report {tmp_path / 'run'}\n")
+    assert (tmp_path / "run/checkpoints/global_step_4").is_dir()
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_the_run_and_gives_the_terminal_back(tmp_path: Path) -> None:
     config = base_config(
         make_material(tmp_path),

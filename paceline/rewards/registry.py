@@ -38,7 +38,7 @@ class Scorer:
     check: Callable[[], None] | None = None
     """Called once before a run whose data has the source: raises if the scorer can't work."""
     check_truth: Callable[[Any], None] | None = None
-    """Called before a run for every ground truth of the source: raises a `DataError` if it can't be used. Runs nothing."""
+    """Called before a run for every ground truth of the source: raises a `DataError` if it is of no use."""
 
 
 _SCORERS: dict[str, Scorer] = {}

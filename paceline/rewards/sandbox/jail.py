@@ -32,7 +32,7 @@ NICE = 5
 INSIDE_ID = 1000
 """The user and group that programs see."""
 FIRST_OUTSIDE_ID, NOBODY = 0x70000000, 65534
-"""What they are outside, where root starts them: one of their own each, since the kernel counts many things by user. (Root's
+"""What they are outside, where root starts them: each another one, since the kernel counts many things by user. (Root's
 processes are exempt from the limit on their number.) `nobody` in a container that has no such ids."""
 SOCKET_BYTES = 256 << 10
 """What a socket may hold."""

@@ -1,15 +1,15 @@
 """Runs the test code of a ground truth and says which tests passed. No line of the program under test runs here.
 
 Runs inside a jail of its own, as a script behind `plain_data.py`; imports nothing but the standard library. It reads
-JSON from standard input and writes JSON to standard output:
+JSON from standard input, and writes a line of JSON to standard output for each of `runs`:
 
-    {"cases", "names", "library", "asked", "replies"}  ->  {"verdicts", "questions"} or {"unsupported"}
+    {"cases", "names", "library", "runs": [[asked, replies], ...]}  ->  {"verdicts", "questions"} or {"unsupported"}
 
 A name of the program stands for questions: what would a call of it return? `asked` and `replies` are those of one
-run of the program, which is over. While its questions are those, in that order, a test gets the answers: plain data, or a
-handle that can be asked further. A question beyond them gets none. The test goes on as far as it can without the answer,
-to find what else it would ask; the next run of the program answers all of it. `verdicts` are those of the tests before the
-first question without an answer. So with nothing asked yet, the questions depend on the tests alone.
+run of the program, which is over. While its questions are those, in that order, a test gets the answers: plain data,
+or a handle that can be asked further. A question beyond them gets none. The test goes on as far as it can without the
+answer, to find what else it would ask; the next run of the program answers all of it. `verdicts` are those of the tests
+before the first question without an answer. So with nothing asked yet, the questions depend on the tests alone.
 """
 
 from __future__ import annotations
@@ -30,19 +30,25 @@ if TYPE_CHECKING:
 
 NOT_TO_RAISE = (AssertionError, StopIteration, StopAsyncIteration)
 """Python takes these for a verdict, or for the end of a loop."""
-LOUD = (
-    "__eq__ __ne__ __lt__ __le__ __gt__ __ge__ __bool__ __hash__ __contains__ __add__ __radd__ __sub__ __rsub__ __mul__ "
-    "__rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __and__ __rand__ __or__ "
-    "__ror__ __xor__ __rxor__ __lshift__ __rshift__ __matmul__ __neg__ __pos__ __abs__ __invert__ __int__ __float__ "
-    "__complex__ __index__ __round__ __bytes__ __format__ __enter__ __exit__ __reversed__ __delitem__ __delattr__"
-).split()  # fmt: skip
-ASKED = "__len__ __str__ __repr__ __iter__ __getitem__ __setitem__".split()
+LOUD = [
+    f"__{name}__"
+    for name in (
+        "eq", "ne", "lt", "le", "gt", "ge", "bool", "hash", "contains", "add", "radd", "sub", "rsub", "mul", "rmul",
+        "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "and", "rand", "or", "ror", "xor",
+        "rxor",
+        "lshift", "rshift", "matmul", "neg", "pos", "abs", "invert", "int", "float", "complex", "index",
+        "round",        "bytes", "format", "enter", "exit", "reversed", "delitem", "delattr",
+    )
+]  # fmt: skip
+"""What Python asks a value for in comparisons, conditions and arithmetic: never the program's to answer."""
+ASKED = ["__len__", "__str__", "__repr__", "__iter__", "__getitem__", "__setitem__"]
+"""What an object of the program may be asked for, since the answer is plain data."""
 
 
 class UnsupportedError(BaseException):
     """The test needs more than plain data to cross: it can't be judged."""
 
-    reasons: list[str] = []  # test code may catch everything
+    reasons: list[str] = []  # noqa: RUF012 - for all of them: test code may catch everything
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -217,7 +223,11 @@ class Questions:
 
 def _reference(value: Any) -> Any:
     if type(value) in (Unknown, Handle):
-        return {"type": "object", "value": value._place} if value._number is None else {"type": "answer", "value": value._number}
+        return (
+            {"type": "object", "value": value._place}
+            if value._number is None
+            else {"type": "answer", "value": value._number}
+        )
     what = f"the program's {value.name}" if type(value) is Callee else f"a {type(value).__name__}"
     raise UnsupportedError(f"it passes {what} to the program; only plain data can be passed")
 
@@ -334,9 +344,9 @@ class Tests:
             if failure is not None:
                 raise UnsupportedError(f"it fails before it calls the program: {failure!r}")
             self.known.update(self.names)
-        if len(self.questions.made) == num_asked and not self.questions.changes:
-            if all(map(self.is_known, loaded)):
-                raise UnsupportedError("it asks nothing of the program")
+        asks_nothing = len(self.questions.made) == num_asked and not self.questions.changes
+        if asks_nothing and all(map(self.is_known, loaded)):
+            raise UnsupportedError("it asks nothing of the program")
         return failure is None and self.questions.num_ended == num_ended
 
     def is_known(self, name: str) -> bool:
@@ -345,10 +355,9 @@ class Tests:
         return isinstance(value, type(os)) or (name in self.known and self.known[name] is value)
 
 
-def judge(task: dict[str, Any]) -> dict[str, Any]:
-    questions = Questions(task["asked"], [_read(reply) for reply in task["replies"]])
-    if hasattr(sys, "set_int_max_str_digits"):
-        sys.set_int_max_str_digits(0)
+def judge(task: dict[str, Any], asked: list[Any], replies: list[Any]) -> dict[str, Any]:
+    questions = Questions(asked, replies)
+    UnsupportedError.reasons.clear()
     if any("random" in case for case in task["cases"]):  # else the tests would ask something else each time
         importlib.import_module("random").seed(0)
     tests = Tests(questions, task["names"], task["library"])
@@ -378,8 +387,11 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    with os.fdopen(out, "w") as file:
-        json.dump(judge(task), file)
+    runs = [(asked, [_read(reply) for reply in replies]) for asked, replies in task["runs"]]
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(0)
+    for asked, replies in runs:
+        os.write(out, (json.dumps(judge(task, asked, replies)) + "\n").encode())
 
 
 if __name__ == "__main__":

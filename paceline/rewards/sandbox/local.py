@@ -91,7 +91,7 @@ class LocalSandbox:
             self._checked = True
 
     def run(self, program: Program) -> RunResult:
-        """Run one program to its end, or to its limits; again if the jail fails, which says nothing about the program."""
+        """Run one program to its end, or to its limits; again if the jail fails, which is no fault of the program's."""
         self.check()
         with self._places:
             for pause in PAUSES_SECONDS:

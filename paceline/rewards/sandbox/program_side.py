@@ -1,8 +1,8 @@
 """Runs the program of a response on test inputs and says what came out. It knows nothing of what is expected.
 
 Runs inside a jail, as a script behind `plain_data.py`; imports nothing but the standard library. Standard input
-holds the length of a header (12 digits), the header, JSON `{"kind", "code", "lengths", ...}`, and so many pieces of JSON,
-which are read one by one: a process that is forked for one piece has no later one in its memory.
+holds the length of a header (12 digits), the header, JSON `{"kind", "code", "lengths", ...}`, and so many pieces of
+JSON, which are read one by one: a process that is forked for one piece has no later one in its memory.
 
 - `stdin`: a piece is what the program reads. Each has a process of its own.
 - `calls`: a piece is a question, see `Served.answer`. One process answers all; a new one is started if it ends.
@@ -44,7 +44,7 @@ def fingerprint(text: str) -> str:
 # -- the process that asks --------------------------------------------------------------------------------------------
 
 
-class Become(BaseException):  # noqa: N818
+class Become(BaseException):
     """Raised in a forked process: leaves all of this behind, then does `role`, whose end is the interpreter's."""
 
     def __init__(self, role: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ def end(pid: int, wait: bool) -> int:
     """Wait for the end of a process, or kill it, and kill what it left; its exit code."""
     if wait:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # the number stays taken until its group is killed
-    try:
+    try:  # noqa: SIM105 - contextlib would be one more import
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
@@ -149,7 +149,7 @@ class Answering:
     def stop(self) -> str:
         pid, self.pid = self.pid, 0
         for stream in (self.requests, self.replies):
-            try:
+            try:  # noqa: SIM105
                 stream.close()
             except BrokenPipeError:
                 pass

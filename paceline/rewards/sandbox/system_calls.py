@@ -1,4 +1,4 @@
-"""Which system calls programs may make: the kernel's numbers for them, and the filter that a jail puts on its program."""
+"""Which system calls programs may make: the kernel's numbers, and the filter that a jail puts on its program."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["ARCHITECTURES", "call_numbers", "filter_code"]
 ALL_NAMESPACES = 0x20000 | 0x2000000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000
 AF_UNIX, SOCK_STREAM, SOCK_KIND = 1, 1, 0xF
 
-# Calls that are refused, or that the jail needs itself; numbers from 424 on are the same everywhere. Of sockets there are
-# pairs of streams only, which asyncio needs, with buffers of the usual size; `sendmsg` could hand descriptors to others.
+# Calls that are refused, or that the jail needs itself; numbers from 424 on are the same everywhere. Of sockets there
+# are pairs of streams only, which asyncio needs, with buffers of the usual size; `sendmsg` could pass descriptors on.
 ARCHITECTURES = {
     "x86_64": (0xC000003E, {
         "clone": 56, "prlimit64": 302, "pivot_root": 155, "capset": 126,

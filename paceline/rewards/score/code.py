@@ -26,7 +26,7 @@ from typing import Any, Literal
 from paceline.errors import ConfigError
 from paceline.rewards.sandbox import LocalSandbox, Program, RemoteSandbox, RunResult, Sandbox
 from paceline.rewards.sandbox.program_side import fingerprint
-from paceline.rewards.score.code_runs import first_questions, judge_run, program_run, read_verdicts
+from paceline.rewards.score.code_runs import first_questions, judge_run, program_run, read_verdicts, split_judge_run
 from paceline.rewards.score.code_tests import CodeTests, read_tests
 
 __all__ = [
@@ -51,6 +51,8 @@ _LONGEST_PLAIN_PROGRAM = 20_000
 _LEAST_PRINTED_BYTES = 1 << 20
 _MOST_ROUNDS = 20
 """A test whose calls depend on earlier results takes a run of the program for each step, but no more."""
+_MOST_TOGETHER = 16
+"""Programs that one judge takes."""
 _CLOSE = {"rel_tol": 1e-9, "abs_tol": 1e-12}
 
 _lock = threading.Lock()
@@ -137,20 +139,39 @@ def compute_scores(
         else:
             trials[row].ask_first(first)
     while trials:
-        runs = sandbox.run_many([trial.next_run() for trial in trials.values()])
-        for (row, trial), run in zip(list(trials.items()), runs, strict=True):
-            try:
-                passed = trial.take(run)
-            except Exception as error:
-                results[row] = error
-            else:
-                if passed is None:
-                    continue
-                share = passed / len(trial.tests.cases)
-                score = float(share == 1) if mode == "all" else share
-                results[row] = _result(score, share=share, timeout=trial.timeout)
-            del trials[row]
+        groups = _groups(trials)
+        runs = sandbox.run_many([_next_run([trials[row] for row in group]) for group in groups])
+        for group, run in zip(groups, runs, strict=True):
+            for row, own in zip(group, split_judge_run(run, len(group)) or [None] * len(group), strict=True):
+                try:
+                    passed = trials[row].take(own)
+                except Exception as error:
+                    results[row] = error
+                else:
+                    if passed is None:
+                        continue
+                    results[row] = trials[row].result(passed, mode)
+                del trials[row]
     return results
+
+
+def _groups(trials: dict[int, _Trial]) -> list[list[int]]:
+    """Rows that one run serves: each has its own for its program; a judge takes those with the same test code."""
+    together: dict[Any, list[int]] = {}
+    for row, trial in trials.items():
+        together.setdefault(id(trial.tests) if trial.wants_judge and not trial.alone else ("row", row), []).append(row)
+    return [
+        rows[start : start + _MOST_TOGETHER]
+        for rows in together.values()
+        for start in range(0, len(rows), _MOST_TOGETHER)
+    ]
+
+
+def _next_run(trials: Sequence[_Trial]) -> Program:
+    if trials[0].wants_judge:
+        return judge_run(trials[0].tests, [(trial.questions, trial.replies or []) for trial in trials])
+    [trial] = trials
+    return trial.program()
 
 
 def check_ground_truth(ground_truth: Any) -> None:
@@ -210,7 +231,7 @@ def _has_call(node: ast.AST) -> bool:
 
 
 class _Trial:
-    """A program, its tests and the runs that lead to a verdict: of the program, and of the judge if there is test code."""
+    """A program, its tests, and the runs that lead to a verdict: of the program, and of a judge of its test code."""
 
     def __init__(self, code: str, tests: CodeTests, stop_at_first_failure: bool) -> None:
         self.code = code
@@ -220,14 +241,18 @@ class _Trial:
         self.questions = tests.cases
         self.replies: list[str] | None = None
         self.num_rounds = 0
+        self.alone = False
+        """Is not judged together with others."""
 
     def ask_first(self, questions: list[Any]) -> None:
         """Begin with what test code asks before it has any answer."""
         self.questions = questions
 
-    def next_run(self) -> Program:
-        if self.replies is not None:
-            return judge_run(self.tests, self.questions, self.replies)
+    @property
+    def wants_judge(self) -> bool:
+        return self.replies is not None
+
+    def program(self) -> Program:
         longest = max((4 * len(text) for text in self.tests.expected), default=0) if self.tests.kind == "stdin" else 0
         return program_run(
             self.code,
@@ -237,16 +262,23 @@ class _Trial:
             stop_at_first_failure=self.stop_at_first_failure,
         )
 
-    def take(self, run: RunResult) -> int | None:
-        """How many tests passed, or None if another run has to follow."""
+    def take(self, run: RunResult | None) -> int | None:
+        """How many tests passed, or None if another run has to follow. Without a result, that is one of its own."""
+        if run is None:
+            self.alone = True
+            return None
         if run.status == "sandbox_error":
             raise RuntimeError(f"The sandbox failed: {run.message or run.stderr[-500:]}")
-        if self.replies is not None:
+        if self.wants_judge:
             return self._take_verdicts(run)
         self.timeout = self.timeout or run.status == "timeout"
         replies = _replies(run.stdout, len(self.questions))
         stopped = self.stop_at_first_failure and any("ended" in _read(reply) for reply in replies)
-        if not all(replies) and not stopped and (run.status == "ok" or (run.status == "error" and (run.exit_code or 0) > 0)):
+        if (
+            not all(replies)
+            and not stopped
+            and (run.status == "ok" or (run.status == "error" and (run.exit_code or 0) > 0))
+        ):
             # A program can end the process that runs it, by a signal, but not make it fail.
             raise RuntimeError(f"The sandbox gave no answer: {run.stderr[-500:] or run.stdout[-500:]!r}")
         if self.tests.kind == "assert":
@@ -272,6 +304,10 @@ class _Trial:
             return sum(verdicts)
         self.questions, self.replies = questions, None
         return None
+
+    def result(self, num_passed: int, mode: Mode) -> dict[str, Any]:
+        share = num_passed / len(self.tests.cases)
+        return _result(float(share == 1) if mode == "all" else share, share=share, timeout=self.timeout)
 
     def _is_right(self, reply: dict[str, Any], expected: Any) -> bool:
         if self.tests.kind == "stdin":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from paceline.errors import DataError
 from paceline.rewards.sandbox import Program, RunResult, Sandbox, judge_side, plain_data, program_side
 from paceline.rewards.score.code_tests import CodeTests
 
-__all__ = ["first_questions", "judge_run", "program_run", "read_verdicts"]
+__all__ = ["first_questions", "judge_run", "program_run", "read_verdicts", "split_judge_run"]
 
 _MOST_KEPT = 4096
 
@@ -43,10 +44,18 @@ def program_run(
     return Program(_script(program_side.__file__), stdin="".join([length, header, *texts]))
 
 
-def judge_run(tests: CodeTests, asked: list[Any], replies: list[str]) -> Program:
-    """The run of test code with the answers of a program."""
-    task = {"cases": tests.cases, "names": tests.names, "library": tests.library, "asked": asked, "replies": replies}
+def judge_run(tests: CodeTests, runs: Sequence[tuple[list[Any], list[str]]]) -> Program:
+    """The run of test code with what programs were asked and what they replied, one program after the other."""
+    task = {"cases": tests.cases, "names": tests.names, "library": tests.library, "runs": runs}
     return Program(_script(judge_side.__file__), stdin=json.dumps(task))
+
+
+def split_judge_run(run: RunResult, num_programs: int) -> list[RunResult] | None:
+    """A result for each program, or None if the judge did not come to its end with all of them."""
+    lines = run.stdout.splitlines()
+    if num_programs == 1:
+        return [run]
+    return [replace(run, stdout=line) for line in lines] if run.ok and len(lines) == num_programs else None
 
 
 def read_verdicts(run: RunResult) -> tuple[list[bool], list[Any]]:
@@ -69,7 +78,7 @@ def first_questions(all_tests: Sequence[CodeTests], sandbox: Sandbox) -> list[li
     keys = [json.dumps([tests.cases, tests.names, tests.library]) for tests in all_tests]
     with _lock:
         found: dict[str, list[Any] | Exception] = {key: _kept[key] for key in keys if key in _kept}
-    runs = {key: judge_run(tests, [], []) for key, tests in zip(keys, all_tests, strict=True) if key not in found}
+    runs = {key: judge_run(tests, [([], [])]) for key, tests in zip(keys, all_tests, strict=True) if key not in found}
     for key, run in zip(runs, sandbox.run_many(list(runs.values())) if runs else [], strict=True):
         try:
             found[key] = read_verdicts(run)[1]
@@ -88,6 +97,8 @@ def first_questions(all_tests: Sequence[CodeTests], sandbox: Sandbox) -> list[li
 @cache
 def _script(file: str) -> str:
     """One script of `plain_data` and a side: inside, there is no package to import from."""
-    lines = [line for path in (plain_data.__file__, file) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line for path in (plain_data.__file__, file) for line in Path(path).read_text(encoding="utf-8").splitlines()
+    ]
     own = [line for line in lines if not line.startswith(("from __future__ ", "from paceline."))]
     return "\n".join(["from __future__ import annotations", *own])

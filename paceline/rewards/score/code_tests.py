@@ -225,7 +225,9 @@ def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
     """Names that test code uses and does not define: those of the program, and those of the library with modules."""
     tree = _parsed(code)
     free = _free_names(code, tree)
-    bases = {node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)}
+    bases = {
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
     library = {name: name for name in free & bases if name in sys.stdlib_module_names and name not in fn_names}
     rest = free - set(library)
     if fn_names:
@@ -245,7 +247,7 @@ def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
         )
     if not program:
         raise DataError(
-            f"The tests in a ground truth of code use no name of the program ({_listed(fn_names) or 'no fn_name given'}): "
+            f"The tests in a ground truth of code use no name of the program (fn_name: {_listed(fn_names) or 'none'}): "
             f"{code[:200]!r}."
         )
     caught = [node.type for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.type is not None]
@@ -265,7 +267,9 @@ def _free_names(code: str, tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             if node.module not in COMMON_MODULES:
-                raise DataError(f"The tests in a ground truth of code import * from {node.module}. Name what they need.")
+                raise DataError(
+                    f"The tests in a ground truth of code import * from {node.module}. Name what they need."
+                )
             own |= set(_public(node.module))
     return {
         symbol.get_name()
@@ -292,7 +296,7 @@ def _common_names() -> frozenset[str]:
 
 
 def _refuse_helpers(tree: ast.Module, functions: set[str]) -> None:
-    """Raise if one function of the program judges another: what it is given, or compared with, is the other's result."""
+    """Raise if one function of the program judges another: what it is given, or compared with, is the other's."""
     if len(functions) < 2:
         return
     defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -324,9 +328,9 @@ def _refuse_helpers(tree: ast.Module, functions: set[str]) -> None:
             pair = set[str]().union(*sides) if any(side != sides[0] for side in sides) else set()
         if pair:
             raise DataError(
-                f"A test in a ground truth of code lets functions judge each other, {_listed(pair)}, and does not define "
-                f"them: {ast.unparse(node)[:200]!r}. Define or import the helper in the tests, or, if the program has to "
-                "define them all, list them in `fn_name`."
+                f"A test in a ground truth of code lets functions judge each other, {_listed(pair)}, and does not "
+                f"define them: {ast.unparse(node)[:200]!r}. Define or import the helper in the tests, or, if the "
+                "program has to define them all, list them in `fn_name`."
             )
 
 

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import textwrap
-import uuid
-from collections import deque
-from decimal import Decimal
-from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from paceline.errors import ConfigError, DataError
 from paceline.protocol import DataProto
 from paceline.rewards import RewardManager, known_sources
-from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits, plain_data
+from paceline.rewards.sandbox import LocalSandbox, Program, RunResult, SandboxLimits
 from paceline.rewards.score import code
+from tests.unit.rewards.code_cheats import SEARCH, SECRET, USUAL
 
 needs_sandbox = pytest.mark.usefixtures("isolation")
 LIMITS = SandboxLimits(cpu_seconds=1, wall_seconds=3.0, memory_bytes=192 << 20)
@@ -261,111 +254,7 @@ def test_an_unknown_mode_is_refused():
         code.compute_scores([], [], [], mode="most")
 
 
-# -- fooling ----------------------------------------------------------------------------------------------------------
-
-SECRET = f"tok-{uuid.uuid4().hex}"
-F_TESTS = [
-    f"assert f(1) == {SECRET!r}",
-    {"fn_name": "f", "inputs": [[1]], "outputs": [SECRET]},
-    {"inputs": ["1"], "outputs": [SECRET]},
-]
-SEARCH = """
-    import gc, os, re, sys
-    pattern = re.compile("to" + "k-[0-9a-f]{32}")
-    def search(*roots):
-        seen, waiting = set(), [*roots, sys.modules, gc.get_objects()]
-        while waiting:
-            thing = waiting.pop()
-            if id(thing) in seen:
-                continue
-            seen.add(id(thing))
-            if isinstance(thing, bytes):
-                thing = thing.decode("latin-1")
-            if isinstance(thing, str) and pattern.search(thing):
-                return pattern.search(thing)[0]
-            waiting.extend(gc.get_referents(thing))
-        for top in ("/tmp", "/program", "."):
-            for name in os.listdir(top):
-                if pattern.search(open(os.path.join(top, name), errors="replace").read()):
-                    return pattern.search(open(os.path.join(top, name), errors="replace").read())[0]
-        for descriptor in range(256):
-            try:
-                os.set_blocking(descriptor, False)
-                os.lseek(descriptor, 0, 0)
-                found = pattern.search(os.read(descriptor, 1 << 20).decode("latin-1"))
-                if found:
-                    return found[0]
-            except OSError:
-                pass
-        return "nothing"
-    def f(x):
-        frame, frames = sys._getframe(), []
-        while frame:
-            frames += [frame.f_locals, frame.f_globals]
-            frame = frame.f_back
-        return search(x, *frames)
-    if __name__ == "__main__":
-        print(f(None))
-"""
-FOOLING = {
-    "exit": "import sys\nsys.exit(0)",
-    "hard_exit": "import os\nos._exit(0)",
-    "exit_in_call": "import os\ndef f(x): os._exit(0)",
-    "always_equal": """
-        class Equal(str):
-            def __eq__(self, other): return True
-            def __ne__(self, other): return False
-            def __hash__(self): return 0
-        def f(x): return Equal()
-        print(Equal())
-    """,
-    "opaque_equal": """
-        class Equal:
-            def __eq__(self, other): return True
-            def __getattr__(self, name): return lambda *a: True
-        def f(x): return Equal()
-    """,
-    "fake_results": """
-        import json, os
-        lines = "".join(json.dumps({"case": n, "passed": True, "returned": True}) + "\\n" for n in range(9))
-        lines += json.dumps({"done": True}) + "\\n"
-        for descriptor in range(256):
-            try:
-                os.write(descriptor, lines.encode())
-            except OSError:
-                pass
-        def f(x): return None
-    """,
-    "patched_builtins": """
-        import builtins, json, sys
-        builtins.AssertionError = ValueError
-        builtins.compile = lambda *a, **k: (lambda: None).__code__
-        builtins.exec = lambda *a, **k: None
-        builtins.isinstance = lambda *a: True
-        json.dumps = lambda value, **k: '{"passed": true, "returned": {"passed": true}}'
-        for module in list(sys.modules.values()):
-            if hasattr(module, "fingerprint"):
-                module.fingerprint = module.encode = lambda *a: True
-        def f(x): return True
-    """,
-    "looks_around": SEARCH,
-    "kills_the_judge": """
-        import os, signal
-        def f(x):
-            os.kill(-1, signal.SIGKILL)
-        f(1)
-    """,
-    "no_function": "f = print = None",
-}
-
-
-@needs_sandbox
-@pytest.mark.parametrize("source", FOOLING.values(), ids=FOOLING)
-def test_nothing_passes_but_the_right_answer(sandbox, source):
-    for test in F_TESTS:
-        result = score(source, test, sandbox=sandbox)
-        assert (result["score"], result["acc"], result["extracted"]) == (0.0, 0.0, True), test
-    assert score(ADD, ADD_TESTS, sandbox=sandbox)["score"] == 1.0
+# -- what programs can find and change ---------------------------------------------------------------------------------
 
 
 @needs_sandbox
@@ -404,10 +293,20 @@ def test_the_program_is_not_given_what_is_expected():
             return [RunResult("timeout")] * len(programs)
 
     code.compute_scores(
-        [block("pass")] * 2, F_TESTS[1:], [None] * 2, sandbox=Recorder()  # type: ignore[arg-type]
+        [block("pass")] * 2, USUAL[1:], [None] * 2, sandbox=Recorder()  # type: ignore[arg-type]
     )  # fmt: skip
     assert len(seen) == 2
     assert not any(SECRET in program.code + program.stdin for program in seen)
+
+
+@needs_sandbox
+def test_answers_that_stop_the_judge_leave_those_judged_with_them(sandbox):
+    """Four programs with one ground truth are judged in one run, unless it does not come to its end."""
+    tests = ["def slow(n):\n    while n: pass\n    return True\nassert slow(f(1) - 1)", "assert f(2) == 2"]
+    sources = ["def f(x): return x", "def f(x): return 7", "def f(x): return x", "def f(x): return 1"]
+    results = code.compute_scores([block(source) for source in sources], [tests] * 4, [None] * 4, sandbox=sandbox)
+    assert [result["score"] for result in results] == [1.0, 0.0, 1.0, 0.5]
+    assert [result["timeout"] for result in results] == [False, True, False, False]
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------
@@ -470,102 +369,6 @@ def test_many_responses_are_scored_together_each_with_its_own_result(sandbox):
     assert [result["score"] for result in results[:-2]] == [1.0, 0.0, 0.25, 0.0] * 3
     assert results[-2]["extracted"] is False
     assert isinstance(results[-1], DataError)
-
-
-# -- the plain data that crosses --------------------------------------------------------------------------------------
-
-
-def crossed(value: Any) -> Any:
-    def refer(held: Any) -> Any:
-        raise AssertionError(held)
-
-    return plain_data.decode(json.loads(json.dumps(plain_data.encode(value, refer))), refer)  # type: ignore[arg-type]
-
-
-def test_plain_data_survives_the_crossing():
-    values = [None, True, 0, -1, 1.5, "é\ud800", [1, [2]], (1, (2,)), {1, 2}, frozenset({3}), {(1,): {"a": []}}, b"\0",
-              1j, 10**5000, -(10**40), {}, [], "", range(1, 9, 2), deque([1]), Fraction(1, 3), Decimal("0.10")]  # fmt: skip
-    for value in values:
-        assert crossed(value) == value
-        assert type(crossed(value)) is type(value)
-    assert list(crossed(iter([1, 2]))) == list(crossed({1: 0, 2: 0}.keys())) == [1, 2]
-    endless = crossed(itertools.count())
-    assert list(itertools.islice(endless, 100)) == list(range(100))
-    with pytest.raises(OverflowError):
-        list(endless)
-
-
-MALFORMED = [
-    {"type": "dict", "value": [[1]]}, {"type": "dict", "value": 3}, {"type": "int", "value": "0xq"}, {"type": []},
-    {"type": "object", "value": 0}, {}, {"type": "dict", "value": [[{"type": "object", "value": 1}, 2]]},
-    {"type": "set", "value": [[]]}, {"type": "tuple", "value": None}, {"type": "Decimal", "value": []},
-    {"type": "range", "value": [1, 2, 0]}, {"type": "module", "value": "os"}, {"type": "Fraction", "value": "1/0"},
-    {"type": "deque", "value": [], "more": 1}, {"type": "int", "value": 3},
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("returned", [*MALFORMED, {"type": "set", "value": [1]}, [[[]]]])
-def test_malformed_results_are_wrong_not_fatal(returned):
-    for expected in ([1], {"1": 2}, 3, 3.0, "x", None, [[1]]):
-        assert code.matches(returned, expected) is False
-
-
-@pytest.mark.parametrize("encoded", MALFORMED)
-def test_nothing_but_plain_data_is_decoded(encoded):
-    def find(kind: str, held: Any) -> Any:
-        raise plain_data.MalformedError(kind)
-
-    with pytest.raises(plain_data.MalformedError):
-        plain_data.decode(encoded, find)
-    deep: Any = []
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(plain_data.MalformedError, match="deep"):
-        plain_data.decode(deep, find)
-
-
-ODD = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.integers(min_value=10**308, max_value=10**320)
-    | st.text(st.characters()) | st.binary() | st.complex_numbers() | st.sampled_from([-0.0, "\ud800", 10**400]),
-    lambda inner: st.lists(inner) | st.tuples(inner) | st.dictionaries(st.text() | st.integers(), inner),
-    max_leaves=20,
-)  # fmt: skip
-JSON_LIKE = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.just(10**400) | st.text(st.characters()),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=20,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(ODD, JSON_LIKE)
-def test_comparing_never_raises(value, expected):
-    returned = json.loads(json.dumps(plain_data.encode(value, lambda held: {"type": "object", "value": [0, 0]})))
-    assert code.matches(returned, expected) in (True, False)
-    assert code.matches(expected, expected) in (True, False)
-    reply = json.dumps({"returned": returned})
-    trial = code._Trial("", code.read_tests({"fn_name": "f", "inputs": [[]], "outputs": [expected]}), False)
-    line = json.dumps({"number": 0, "reply": reply})
-    assert trial.take(RunResult("ok", stdout=line)) in (0, 1)
-
-
-@needs_sandbox
-def test_odd_results_and_truths_stay_with_their_row(sandbox):
-    """Each is beside a right program, which scores 1."""
-    deep: Any = []
-    for _ in range(3000):
-        deep = [deep]
-    sources = ["def f(): return float('inf')", "def f(): return 1.0 * 10**300", "def f():\n    x = []\n    x.append(x)\n    return x",
-               "def f():\n    x = []\n    for _ in range(5000): x = [x]\n    return x", "def f(): return '\\ud800'",
-               "def f(): return float('nan')", "def f(): return {(): []}", "def f(): return 1"]  # fmt: skip
-    truths = [math.factorial(200), 10**300, [], 0.5, "\ud800", float("nan"), {"()": []}, deep]
-    rows = [{"fn_name": "f", "inputs": [[]], "outputs": [truth]} for truth in truths]
-    right = {"fn_name": "f", "inputs": [[1]], "outputs": [1]}
-    rows += [{"inputs": [b"x"], "outputs": ["x"]}, {"fn_name": "f", "inputs": [[b"x"]], "outputs": [1]}, right]
-    sources += ["pass", "pass", "def f(x): return x"]
-    results = code.compute_scores([block(source) for source in sources], rows, [None] * len(rows), sandbox=sandbox)
-    scores = [type(result) if isinstance(result, Exception) else result["score"] for result in results]
-    assert scores == [0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, DataError, DataError, DataError, 1.0]
 
 
 # -- with the manager -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.config import ActorConfig
-from paceline.errors import CheckpointError, ConfigError, RewardError, UnknownDataSourceError
+from paceline.errors import CheckpointError, ConfigError, DataError, RewardError, UnknownDataSourceError
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
@@ -273,6 +273,19 @@ def test_an_unknown_source_in_training_or_validation_data_is_an_error_before_wor
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "mixed.parquet")
     changes = {f"data__{files}_files": str(tmp_path / "mixed.parquet"), "custom_reward_function__path": None}
     with pytest.raises(UnknownDataSourceError, match=r"nobody/knows.*2 of 6 rows.*openai/gsm8k"):
+        train_in_process(config(material, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_tests_of_code_that_every_program_passes_are_an_error_before_workers_start(
+    material: Path, tmp_path: Path
+) -> None:
+    rows = pq.read_table(material / "test.parquet").to_pylist()
+    for row, truth in zip(rows, ["assert f(1) == 2", "x = 1", "assert np.all(f(1))"], strict=False):
+        row["data_source"], row["reward_model"]["ground_truth"] = "apps", truth
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "code.parquet")
+    changes = {"data__train_files": str(tmp_path / "code.parquet"), "custom_reward_function__path": None}
+    with pytest.raises(DataError, match=r"2 of 6 rows.*\n.*row 1 of .*code.parquet.*no assertion.*\n.*row 2 .*'np'"):
         train_in_process(config(material, tmp_path / "run", **changes))
     assert not (tmp_path / "run").exists()
 

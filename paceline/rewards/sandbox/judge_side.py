@@ -35,9 +35,8 @@ LOUD = [
     for name in (
         "eq", "ne", "lt", "le", "gt", "ge", "bool", "hash", "contains", "add", "radd", "sub", "rsub", "mul", "rmul",
         "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "and", "rand", "or", "ror", "xor",
-        "rxor",
-        "lshift", "rshift", "matmul", "neg", "pos", "abs", "invert", "int", "float", "complex", "index",
-        "round",        "bytes", "format", "enter", "exit", "reversed", "delitem", "delattr",
+        "rxor", "lshift", "rshift", "matmul", "neg", "pos", "abs", "invert", "int", "float", "complex", "index",
+        "round", "bytes", "format", "enter", "exit", "reversed", "delitem", "delattr",
     )
 ]  # fmt: skip
 """What Python asks a value for in comparisons, conditions and arithmetic: never the program's to answer."""
@@ -390,8 +389,10 @@ def main() -> None:
     runs = [(asked, [_read(reply) for reply in replies]) for asked, replies in task["runs"]]
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(0)
-    for asked, replies in runs:
-        os.write(out, (json.dumps(judge(task, asked, replies)) + "\n").encode())
+    with os.fdopen(out, "w") as file:
+        for asked, replies in runs:
+            file.write(json.dumps(judge(task, asked, replies)) + "\n")
+            file.flush()
 
 
 if __name__ == "__main__":

@@ -167,7 +167,9 @@ def drive(task: dict[str, Any], out: int) -> None:
                 reply = answering.ask(number, piece)
         except OSError as error:  # the program has used up processes or disk
             reply = json.dumps({"ended": str(error)})
-        os.write(out, (json.dumps({"number": number, "reply": reply}) + "\n").encode())
+        line = memoryview((json.dumps({"number": number, "reply": reply}) + "\n").encode())
+        while line:
+            line = line[os.write(out, line) :]
         if task["stop_at_first_failure"] and '"ended"' in reply[:20]:
             break
     if answering.pid:

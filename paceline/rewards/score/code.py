@@ -243,6 +243,7 @@ class _Trial:
         self.num_rounds = 0
         self.alone = False
         """Is not judged together with others."""
+        self.judged_twice = False
 
     def ask_first(self, questions: list[Any]) -> None:
         """Begin with what test code asks before it has any answer."""
@@ -293,6 +294,9 @@ class _Trial:
 
     def _take_verdicts(self, run: RunResult) -> int | None:
         self.num_rounds += 1
+        if run.status == "timeout" and not self.judged_twice:  # perhaps the machine was busy
+            self.judged_twice = True
+            return None
         if run.status in ("timeout", "memory", "output"):  # without answers the tests came to their end: these did it
             self.timeout = self.timeout or run.status == "timeout"
             return 0

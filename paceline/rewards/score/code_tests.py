@@ -32,6 +32,9 @@ COMMON_MODULES = (
     "math", "cmath", "itertools", "functools", "operator", "statistics", "string", "re", "copy", "random", "heapq",
     "bisect", "collections", "typing", "fractions", "decimal", "datetime", "time", "json",
 )  # fmt: skip
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+RUNS_DATA = {"pickle", "marshal", "shelve", "runpy", "code", "subprocess", "ctypes"}
+"""What would run a program's answer as code."""
 PARSING = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
@@ -224,6 +227,7 @@ def _is_constant(test: ast.expr) -> bool:
 def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
     """Names that test code uses and does not define: those of the program, and those of the library with modules."""
     tree = _parsed(code)
+    _refuse_running(tree)
     free = _free_names(code, tree)
     bases = {
         node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
@@ -259,6 +263,20 @@ def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
     if not fn_names:
         _refuse_helpers(tree, {name for name in program if not name[:1].isupper()})
     return sorted(program), library
+
+
+def _refuse_running(tree: ast.AST) -> None:
+    """Raise if test code could run what a program answers."""
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & (RUNS_TEXT | RUNS_DATA)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            found |= {module for module in modules if module.partition(".")[0] in RUNS_DATA}
+    if found:
+        raise DataError(
+            f"The tests in a ground truth of code use {_listed(found)}, which could run an answer of the program as "
+            "code beside the verdict. Compare the answers themselves."
+        )
 
 
 def _free_names(code: str, tree: ast.AST) -> set[str]:

@@ -96,6 +96,15 @@ def test_every_extra_column_is_kept_for_rewards(tmp_path):
     assert "raw_prompt" not in item
 
 
+def test_ground_truths_are_found_by_prompt_with_their_place(tmp_path):
+    labels = [{"style": "rule", "ground_truth": truth} for truth in ("a", None, "c")]
+    first = write(tmp_path / "a.parquet", prompt=[chat("1"), chat("2 " * 50), chat("3")], reward_model=labels)
+    second = write(tmp_path / "b.parquet", prompt=[chat("4")], reward_model=[labels[0]])
+    data = RLHFDataset([first, second], TOKENIZER, config(filter_overlong_prompts=True))
+    assert [data.ground_truth(item) for item in range(len(data))] == ["a", "c", "a"]
+    assert [data.place(item) for item in range(3)] == [f"row 0 of {first}", f"row 2 of {first}", f"row 0 of {second}"]
+
+
 def test_raw_chat_is_returned_when_asked_without_the_nulls_of_arrow(tmp_path):
     messages = [{"role": "system", "content": "s", "name": "n"}, {"role": "user", "content": "hi"}]
     file = write(tmp_path / "a.parquet", prompt=[messages])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -325,7 +326,8 @@ def test_time_that_runs_out_is_reported_and_earlier_passes_count(sandbox, source
 
 
 @needs_sandbox
-def test_an_endless_loop_on_one_input_does_not_cost_the_others(sandbox):
+def test_an_endless_loop_on_one_input_does_not_cost_the_others():
+    sandbox = LocalSandbox(replace(LIMITS, wall_seconds=20))  # it is its CPU time that ends the loop
     result = score("x = int(input())\nwhile x == 1: pass\nprint(x)",
                    {"inputs": ["0", "1", "2"], "outputs": ["0", "1", "2"]}, sandbox=sandbox)  # fmt: skip
     assert (result["tests_passed"], result["timeout"]) == (pytest.approx(2 / 3), True)

@@ -54,6 +54,9 @@ from paceline.rewards.score.code_tests import read_tests
         ({"asserts": "assert g(1) == 1", "fn_name": "f"}, "use 'g'"),
         ({"asserts": "import math\nassert math.pi > 3", "fn_name": "f"}, "no name of the program"),
         ("import math\nassert math.pi > 3", "no name of the program"),
+        ("assert eval(f('1 + 1')) == 2", "use 'eval', which could run an answer"),
+        ("import pickle\nassert pickle.loads(f(1)) == 2", "use 'pickle', which could run an answer"),
+        ("from subprocess import run\nassert run(f(1)) == 2", "use 'subprocess', which could run an answer"),
         ("try:\n    f(1)\n    assert False\nexcept OwnError:\n    pass", "catch 'OwnError'"),
     ],
 )

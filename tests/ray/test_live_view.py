@@ -82,8 +82,8 @@ def test_without_a_view_there_is_a_bare_line_for_each_step_and_wandb_ends_in_pea
     config = base_config(
         make_material(tmp_path),
         tmp_path / "run",
-        trainer__test_freq=None,
-        trainer__save_freq=None,
+        trainer__test_freq="null",
+        trainer__save_freq="null",
         trainer__log_val_generations=1,
         trainer__logger=["console", "wandb"],
     )

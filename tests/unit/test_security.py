@@ -20,7 +20,7 @@ from paceline.data.tokenizer import load_tokenizer
 from paceline.errors import DataError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE, log_to_file
 from paceline.redaction import redacted
-from paceline.trainer import launch
+from paceline.trainer import ray_session
 
 PACKAGE = Path(paceline.__file__).parent
 # To read with them is to run code that the file brings.
@@ -112,7 +112,7 @@ def test_the_dashboard_of_ray_is_off_and_stays_on_this_machine_unless_asked(
         init = lambda **kwargs: given.update(kwargs)  # noqa: E731
         init.__signature__ = real  # type: ignore[attr-defined]
         patch.setattr(ray, "init", init)
-        launch._start_ray(load_config({"ray_kwargs": {"ray_init": asked}}))
+        ray_session.start_ray(load_config({"ray_kwargs": {"ray_init": asked}}))
     assert (given["include_dashboard"], given.get("dashboard_host")) == shown
 
 

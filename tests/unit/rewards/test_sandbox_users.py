@@ -62,7 +62,7 @@ def as_nobody() -> Iterator[list[str]]:
     shutil.copytree(REPOSITORY / rewards / "sandbox", copy / rewards / "sandbox")
     (copy / rewards / "score").mkdir()
     for file in (
-        Path("paceline", "errors.py"),
+        *(Path("paceline", f"{name}.py") for name in ("errors", "machine", "redaction")),
         *(rewards / "score" / f"code{end}.py" for end in ("", "_runs", "_tests")),
     ):
         shutil.copy(REPOSITORY / file, copy / file)

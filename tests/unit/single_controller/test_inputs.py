@@ -200,7 +200,7 @@ def test_reward_functions_of_users_get_copies():
         data.batch["responses"].zero_()
         return {"reward_tensor": torch.ones(2, 3)}
 
-    data = DataProto.from_dict({"responses": torch.ones(2, 3)})
+    data = DataProto.from_dict({name: torch.ones(2, 3) for name in ("responses", "response_mask")})
     run_method(RewardWorker(reward, None), "compute_reward", [data], {})
     assert data.batch["responses"].sum() == 6
 

@@ -265,19 +265,17 @@ def _reward_problems(
     if cfg.custom_reward_function.path is not None:
         return
     from paceline.rewards import make_reward_manager
+    from paceline.trainer.ppo.scoring import check_scorable
 
-    try:
-        manager = make_reward_manager(cfg, tokenizer, num_examine=0)
-    except PacelineError as error:
-        yield error
-        return
     told: set[str] = set()
     for key, dataset in datasets.items():
-        sources, labels = dataset.column(cfg.data.reward_fn_key), dataset.reward_labels()
+        validation = key.startswith("data.val_files")
+        has_model = cfg.reward_model.enable and (cfg.reward_model.validate or not validation)
         # Only training as a whole must use the model: a sample need not, and validation need not.
-        whole = key == "data.train_files"
+        may_lack_model = key != "data.train_files"
         try:
-            manager.check(sources, labels, has_model=cfg.reward_model.enable, validation=not whole)
+            manager = make_reward_manager(cfg, tokenizer, num_examine=0, validation=validation)
+            check_scorable(manager, dataset, cfg.data.reward_fn_key, has_model=has_model, validation=may_lack_model)
         except PacelineError as error:
             if str(error) not in told:
                 told.add(str(error))

@@ -50,7 +50,7 @@ from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.sampling import refill_groups
 from paceline.trainer.ppo.saving import Checkpoints
-from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics
+from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics, check_scorable
 from paceline.trainer.ppo.validation import validate
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
@@ -212,7 +212,7 @@ class RayPPOTrainer:
             train_dataset = RLHFDataset(data.train_files, self.tokenizer, data, max_samples=data.train_max_samples)
         if val_dataset is None and data.val_files:
             val_dataset = RLHFDataset(data.val_files, self.tokenizer, data, max_samples=data.val_max_samples)
-        self._check_sources(self.reward_fn, train_dataset, has_model=self.use_reward_model)
+        check_scorable(self.reward_fn, train_dataset, data.reward_fn_key, has_model=self.use_reward_model)
         train = make_dataloader(
             train_dataset,
             batch_size=data.train_batch_size,
@@ -223,19 +223,10 @@ class RayPPOTrainer:
         val = None
         if val_dataset is not None:
             by_model = self.use_reward_model and self.config.reward_model.validate
-            self._check_sources(self.val_reward_fn, val_dataset, has_model=by_model, validation=True)
+            check_scorable(self.val_reward_fn, val_dataset, data.reward_fn_key, has_model=by_model, validation=True)
             val_batch_size = data.val_batch_size or validation_batch_size(self.config)
             val = make_dataloader(val_dataset, batch_size=val_batch_size, shuffle=False, seed=seed)
         return train, val
-
-    def _check_sources(self, reward_fn: Any, dataset: Any, **options: Any) -> None:
-        """An unknown data source, or a ground truth that is none, is an error now, not in the middle of the run."""
-        if hasattr(reward_fn, "check") and hasattr(dataset, "column"):
-            sources = dataset.column(self.config.data.reward_fn_key)
-            labels = dataset.reward_labels() if hasattr(dataset, "reward_labels") else dataset.column("reward_model")
-            reward_fn.check(sources, labels, **options)
-            if hasattr(reward_fn, "check_truths") and hasattr(dataset, "ground_truth"):
-                reward_fn.check_truths(sources, labels, dataset.ground_truth, dataset.place)
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""

@@ -23,6 +23,20 @@ GRADED = ["prompts", "responses", "attention_mask", "response_mask"]
 """What a reward function gets, beside every non-tensor column."""
 
 
+def check_scorable(reward_fn: Any, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False) -> None:
+    """Raise now, not in the middle of a run, for an unknown data source or a ground truth that can't be used.
+
+    A reward function or a dataset of the user's own may have nothing to ask.
+    """
+    if not hasattr(reward_fn, "check") or not hasattr(dataset, "column"):
+        return
+    sources = dataset.column(source_key)
+    labels = dataset.reward_labels() if hasattr(dataset, "reward_labels") else dataset.column("reward_model")
+    reward_fn.check(sources, labels, has_model=has_model, validation=validation)
+    if hasattr(reward_fn, "check_truths") and hasattr(dataset, "ground_truth"):
+        reward_fn.check_truths(sources, labels, dataset.ground_truth, dataset.place)
+
+
 class PendingScores:
     """Scores that are being computed. `get` gives `token_level_scores`; then `info` has the fields of each response."""
 

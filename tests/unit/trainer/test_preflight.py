@@ -68,6 +68,11 @@ def test_good_data_give_a_plan(material: Path, capsys: pytest.CaptureFixture[str
         ({"data_source": "openai/gsm8kk"}, UnknownDataSourceError, "Did you mean openai/gsm8k?"),
         ({"data_source": None}, DataError, "1 of 2 rows have no 'data_source'"),
         ({"reward_model": {"ground_truth": None}}, DataError, "1 of 2 rows have no reward_model.ground_truth"),
+        (
+            {"data_source": "paceline/code", "reward_model": {"ground_truth": "x = 1"}},
+            DataError,
+            "1 of 2 rows have a ground truth that can't be used",
+        ),
         ({"prompt": [{"role": "user", "content": "9" * 99}]}, DataError, "are longer than data.max_prompt_length=32"),
         ({"prompt": []}, DataError, "must hold a string, or a chat"),
         ({"prompt": [{"role": "user", "content": None}]}, DataError, "must hold a string, or a chat"),

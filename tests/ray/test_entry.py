@@ -46,7 +46,7 @@ def reporting_runner() -> type:
     class Reporter:
         def run(self, config: DictConfig) -> None:
             folder = Path(config.trainer.default_local_dir)
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             seen = {
                 "environment": dict(os.environ),
                 "train_batch_size": config.data.train_batch_size,

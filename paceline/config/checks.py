@@ -25,7 +25,7 @@ from paceline.config.files import (
     writable_problems,
 )
 from paceline.config.keys import known_keys
-from paceline.config.load import Config, read_config
+from paceline.config.load import Config, Problems, read_config
 from paceline.config.pools import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools
 from paceline.config.reward import read_weights
 from paceline.config.unsupported import refused_choice
@@ -214,12 +214,19 @@ RANGES: dict[str, Range] = {
 
 def validate(config: Config, *, device: str | None = None, known: KnownNames | None = None) -> PPOConfig:
     """The complete configuration, or a ConfigError with all problems of its keys, types and values."""
-    cfg, problems = read_config(config)
-    # A key that could not be read has its default now: what the checks say of it would confuse.
-    checked = [problem for problem in check_config(cfg, device=device, known=known) if _about(problem) not in problems]
-    if problems or checked:
-        raise ConfigError([*problems.values(), *checked])
+    cfg, unread = read_config(config)
+    if problems := all_problems(cfg, unread, device=device, known=known):
+        raise ConfigError(problems)
     return cfg
+
+
+def all_problems(
+    cfg: PPOConfig, unread: Problems, *, device: str | None = None, known: KnownNames | None = None
+) -> list[str]:
+    """Problems of what `read_config` gave: of keys and types, and those that the checks find."""
+    # A key that could not be read has its default now: what the checks say of it would confuse.
+    checked = [problem for problem in check_config(cfg, device=device, known=known) if _about(problem) not in unread]
+    return [*unread.values(), *checked]
 
 
 def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:

@@ -104,7 +104,7 @@ def model_config(folder: Path) -> dict[str, Any]:
 
 def _folder_or_hub_id(key: str, path: str) -> Iterator[str]:
     if not is_local_path(path):
-        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)?", path):
             yield f"{key}={path!r} is neither a folder nor a hub id; set it to a folder or to org/name."
     elif not Path(path).expanduser().is_dir():
         yield f"{key}: there is no folder {path}. Set it to a folder of a Hugging Face model or a hub id."

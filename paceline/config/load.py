@@ -6,6 +6,7 @@ Takes any subset of the keys; the rest are the defaults of the dataclasses. Give
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import os
 import types
@@ -176,6 +177,8 @@ def _read_section(tree: Mapping[str, Any], default: Any, prefix: str, problems: 
         else:
             try:
                 values[name] = _local(key, _read_value(value, hints[name]))
+            except _NoPathError as error:
+                problems[key] = f"{key}: {str(value)[:200]!r} can't be a path: {error}. Set it to another."
             except _UnknownChoiceError:
                 problems[key] = refused_choice(key, value, get_args(_without_none(hints[name])))
             except _MismatchError:
@@ -197,6 +200,10 @@ def _report_unknown(key: str, value: Any, problems: Problems) -> None:
 
 class _MismatchError(Exception):
     """A value that is not of the wanted type."""
+
+
+class _NoPathError(Exception):
+    """A text that can't name a file or a folder."""
 
 
 class _UnknownChoiceError(_MismatchError):
@@ -306,10 +313,23 @@ def _local(key: str, value: Any) -> Any:
     if not isinstance(value, str) or "://" in value or not value:
         return value
     if key == EXTERNAL_KEY and (value.endswith(".py") or _is_file(f"{value}.py")):
-        return os.path.abspath(os.path.expanduser(value if value.endswith(".py") else f"{value}.py"))
+        return _absolute(value if value.endswith(".py") else f"{value}.py")
     if key in PATH_KEYS or (key in MODEL_PATH_KEYS and is_local_path(value)):
-        return os.path.abspath(os.path.expanduser(value))
+        return _absolute(value)
     return value
+
+
+def _absolute(path: str) -> str:
+    """Raises _NoPathError for what no file can be called: too long, or with characters that names can't have."""
+    absolute = os.path.abspath(os.path.expanduser(path))
+    try:
+        os.stat(absolute)
+    except ValueError as error:
+        raise _NoPathError(str(error)) from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _NoPathError(str(error.strerror)) from error
+    return absolute
 
 
 def is_local_path(path: str) -> bool:

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from paceline.config import PPOConfig
-from paceline.config.checks import KnownNames, unused_settings, validate
+from paceline.config.checks import KnownNames, all_problems, check_config, unused_settings
 from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
@@ -207,17 +207,14 @@ def shown_without_our_frames(error: ConfigError) -> None:
 
 def complete_config(config: Config) -> PPOConfig:
     """`config` over the defaults, checked, with the device and the run's folder filled in."""
-    cfg, _ = read_config(config)
+    cfg, unread = read_config(config)
     problems: list[str] = []
     try:
         import_external(cfg.actor_rollout_ref.model.external_lib)
     except ConfigError as error:
         problems = error.problems
     known = known_names(cfg)
-    try:
-        cfg = validate(config, known=known)
-    except ConfigError as error:
-        problems += error.problems
+    problems += all_problems(cfg, unread, known=known)
     if problems:
         raise ConfigError(problems)
     trainer = cfg.trainer
@@ -228,7 +225,10 @@ def complete_config(config: Config) -> PPOConfig:
         Path("runs") / trainer.project_name / trainer.experiment_name
     )
     filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
-    return validate(dataclasses.replace(cfg, trainer=filled), known=known)
+    cfg = dataclasses.replace(cfg, trainer=filled)
+    if problems := check_config(cfg, known=known):
+        raise ConfigError(problems)
+    return cfg
 
 
 def with_device(cfg: PPOConfig) -> PPOConfig:

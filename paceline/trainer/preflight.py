@@ -127,11 +127,14 @@ def _hub_problems(cfg: PPOConfig) -> Iterator[str]:
 def hub_problem(repository: str) -> str | None:
     """Why a model of the hub can't be loaded; None if it is in the local cache, or the hub has it."""
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    for name in ("config.json", "tokenizer_config.json"):
-        if isinstance(try_to_load_from_cache(repository, name), str):
-            return None
+    try:
+        cached = [try_to_load_from_cache(repository, name) for name in ("config.json", "tokenizer_config.json")]
+    except HFValidationError as error:
+        return str(error).rstrip(".")
+    if any(isinstance(file, str) for file in cached):
+        return None
     if constants.HF_HUB_OFFLINE:
         return "it is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
     address = urlparse(constants.ENDPOINT)
@@ -241,7 +244,8 @@ def _datasets(
 ) -> dict[str, RLHFDataset]:
     from paceline.data.rl_dataset import RLHFDataset
 
-    data = cfg.data
+    # A dry run leaves no file; of a run, what is tokenised here is tokenised.
+    data = dataclasses.replace(cfg.data, cache_dir="") if cfg.trainer.dry_run else cfg.data
     rows = {file: table_head(file)[0] for file in files}
     total = sum(rows.values()) if most < 0 else min(most, sum(rows.values()))
     if total <= SMALL:

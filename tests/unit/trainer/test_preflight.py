@@ -151,7 +151,7 @@ def test_a_token_that_was_added_for_another_use_may_be_beyond_the_vocabulary(mat
 def test_a_relative_folder_that_does_not_exist_is_told_without_waiting_for_the_hub(
     material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import huggingface_hub
+    import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:1")
     text = problem(material, ConfigError, actor_rollout_ref__model__path="models/mine")

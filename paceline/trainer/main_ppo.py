@@ -225,7 +225,10 @@ def complete_config(config: Config) -> PPOConfig:
         Path("runs") / trainer.project_name / trainer.experiment_name
     )
     filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
-    cfg = dataclasses.replace(cfg, trainer=filled)
+    return _checked(dataclasses.replace(cfg, trainer=filled), known)
+
+
+def _checked(cfg: PPOConfig, known: KnownNames) -> PPOConfig:
     if problems := check_config(cfg, known=known):
         raise ConfigError(problems)
     return cfg
@@ -235,7 +238,7 @@ def with_device(cfg: PPOConfig) -> PPOConfig:
     """`cfg` with the device of the cluster that was joined, checked again, if it was not known before."""
     if cfg.trainer.device is not None:
         return cfg
-    return validate(auto_set_device(cfg), known=known_names(cfg))
+    return _checked(auto_set_device(cfg), known_names(cfg))
 
 
 def known_names(cfg: PPOConfig) -> KnownNames:

@@ -25,7 +25,7 @@ from paceline.data.sources.full_hh_rlhf import split_dialogue
 from paceline.data.sources.hellaswag import clean
 from paceline.errors import DataError
 from paceline.rewards import registry
-from paceline.rewards.registry import _select_rm_score_fn, known_sources
+from paceline.rewards.scorers import _select_rm_score_fn, known_sources
 from tests.tiny import make_tiny_tokenizer
 
 GSM8K = {"question": "What is 600 + 600?", "answer": "600 + 600 = <<600+600=1200>>1200\n#### 1,200"}

@@ -19,9 +19,9 @@ from paceline.errors import ConfigError, SandboxUnavailableError
 from paceline.rewards import RewardManager, load_custom_reward, make_reward_manager, register_scorer, registry
 from paceline.rewards.code_grader import CodeGrader, _sandbox, code_scorer
 from paceline.rewards.overlong import Overlong
-from paceline.rewards.registry import CODE_SOURCES
 from paceline.rewards.sandbox import LocalSandbox, RemoteSandbox
 from paceline.rewards.score import code
+from paceline.rewards.scorers import CODE_SOURCES
 from tests.unit.rewards.reward_batches import TOKENIZER, make_batch
 
 PROGRAM = "```python\nprint(1)\n```"

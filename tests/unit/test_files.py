@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import StorageError
-from paceline.report.files import storage_error, storage_errors_in_words
+from paceline.files import storage_error, storage_errors_in_words
 from paceline.report.timeline import TimelineWriter, read_events
 from paceline.report.trackers import JsonlTracker, read_metrics
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.parser import make_parser
 from paceline.cli.quickstart.task import DATA_SOURCE, split_sums, write_parquet
 from paceline.files import replacing_folder
-from paceline.run_folder import METRICS_FILE
+from paceline.run_folder import METRICS_FILE, default_run_dir
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -127,7 +127,7 @@ def run_folder(config: DictConfig) -> Path:
     if config.trainer.default_local_dir is not None:
         return Path(config.trainer.default_local_dir).expanduser().absolute()
     name = f"quickstart-{config.trainer.placement.name}"
-    return Path("runs", name, time.strftime("%Y%m%d-%H%M%S")).absolute()
+    return default_run_dir(name, time.strftime("%Y%m%d-%H%M%S")).absolute()
 
 
 def prepare_model(folder: Path, seed: int) -> Path:

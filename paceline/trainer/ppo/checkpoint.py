@@ -31,7 +31,6 @@ from paceline.run_folder import (
     checkpoint_name,
     is_pruned,
     list_checkpoints,
-    step_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
         final.rename(replaced)
     temporary.rename(final)
     sync(checkpoints)
-    _point_to(checkpoints, step_of(final))
+    _point_to(checkpoints, int(final.name.removeprefix(CHECKPOINT_PREFIX)))
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -87,7 +86,7 @@ def _remove_abandoned(checkpoints: Path, pattern: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _point_to(checkpoints: Path, step: int | None) -> None:
+def _point_to(checkpoints: Path, step: int) -> None:
     write_atomically(checkpoints / LATEST, f"{step}\n".encode())
 
 

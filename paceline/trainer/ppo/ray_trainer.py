@@ -29,7 +29,6 @@ from paceline.run_folder import METRICS_FILE, STOP_FILE, VALIDATION_FOLDER, defa
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
-from paceline.trainer.ppo.groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
 from paceline.trainer.ppo.memory import validation_batch_size
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
@@ -52,6 +51,7 @@ from paceline.trainer.ppo.sampling import refill_groups
 from paceline.trainer.ppo.saving import Checkpoints
 from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics
 from paceline.trainer.ppo.validation import validate
+from paceline.trainer.ppo.worker_groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-__all__ = ["all_boxed", "did_you_mean", "last_boxed", "nearest", "similarity"]
+__all__ = ["all_boxed", "did_you_mean", "last_boxed", "nearest", "similarity", "unknown_choice"]
 
 SIMILAR = 0.75
 """From here on one name is taken for another one that was meant."""
@@ -96,3 +96,15 @@ def did_you_mean(asked: str, known: Iterable[str]) -> str:
     """
     name = nearest(asked, known)
     return f" Did you mean {name}?" if name is not None else ""
+
+
+def unknown_choice(key: str, asked: str, known: Iterable[str]) -> str:
+    """What to say of a value that is none of the known ones.
+
+    >>> unknown_choice("trainer.resume_mode", "atuo", ["auto", "disable"])
+    "trainer.resume_mode='atuo' is not known; did you mean auto? Known: auto, disable."
+    """
+    names = list(known)
+    close = nearest(asked, names)
+    hint = f"; did you mean {close}?" if close else "."
+    return f"{key}={asked!r} is not known{hint} Known: {', '.join(names)}."

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.algorithms.masking import masked_mean, masked_sum
-from paceline.algorithms.registry import unknown_choice
+from paceline.errors import ConfigError
+from paceline.text import unknown_choice
 
 LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
@@ -59,4 +60,4 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, mode: str, normali
         return masked_mean(loss_mat, loss_mask, dim=-1).sum() / num_sequences
     if mode == "seq-mean-token-sum-norm":
         return masked_sum(loss_mat, loss_mask) / (num_sequences * normaliser.length)
-    raise unknown_choice("loss_agg_mode", mode, LOSS_AGG_MODES)
+    raise ConfigError(unknown_choice("loss_agg_mode", mode, sorted(LOSS_AGG_MODES)))

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import torch
 
-from paceline.algorithms.registry import unknown_choice
 from paceline.errors import ConfigError, NonFiniteError
+from paceline.text import unknown_choice
 
 KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 
@@ -40,7 +40,7 @@ def kl_penalty(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) ->
         d = (ref_log_prob - log_prob).clamp(max=MAX_EXPONENT)
         # expm1(d) - d and not exp(d) - 1 - d, which in float32 is all rounding error where d is below 1e-3.
         return torch.expm1(d) - d
-    raise unknown_choice("kl_penalty or kl_loss_type", kind, KL_KINDS)
+    raise ConfigError(unknown_choice("kl_penalty or kl_loss_type", kind, sorted(KL_KINDS)))
 
 
 class KLController(Protocol):
@@ -114,4 +114,4 @@ def make_kl_controller(type: str, kl_coef: float, target_kl: float, horizon: int
         return FixedKLController(kl_coef)
     if type == "adaptive":
         return AdaptiveKLController(kl_coef, target_kl, horizon)
-    raise unknown_choice("algorithm.kl_ctrl.type", type, ("fixed", "adaptive"))
+    raise ConfigError(unknown_choice("algorithm.kl_ctrl.type", type, ("adaptive", "fixed")))

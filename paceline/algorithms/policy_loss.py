@@ -14,8 +14,9 @@ import torch
 
 from paceline.algorithms.aggregation import LOSS_AGG_MODES, Aggregate
 from paceline.algorithms.masking import masked_mean, masked_sum, zero_outside
-from paceline.algorithms.registry import Registry, unknown_choice
 from paceline.errors import ConfigError
+from paceline.registry import Registry
+from paceline.text import unknown_choice
 
 MAX_LOG_RATIO = 20.0
 """Bound of |log ratio|: e^20 is about 5e8, e^89 is infinite in float32. Far outside every clip range."""
@@ -44,12 +45,12 @@ class PolicyLoss(Protocol):
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _LossEntry:
     loss: PolicyLoss
     loss_agg_mode: str
 
 
-_POLICY_LOSSES: Registry[_Entry] = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
+_POLICY_LOSSES: Registry[_LossEntry] = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
 
 
 def register_policy_loss(name: str, *, loss_agg_mode: str = "token-mean") -> Callable[[PolicyLoss], PolicyLoss]:
@@ -58,10 +59,10 @@ def register_policy_loss(name: str, *, loss_agg_mode: str = "token-mean") -> Cal
     `loss_agg_mode` is how its token losses are aggregated where `actor_rollout_ref.actor.loss_agg_mode` is not set.
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
-        raise unknown_choice("loss_agg_mode", loss_agg_mode, LOSS_AGG_MODES)
+        raise ConfigError(unknown_choice("loss_agg_mode", loss_agg_mode, sorted(LOSS_AGG_MODES)))
 
     def decorate(loss: PolicyLoss) -> PolicyLoss:
-        _POLICY_LOSSES.register(name)(_Entry(loss, loss_agg_mode))
+        _POLICY_LOSSES.register(name)(_LossEntry(loss, loss_agg_mode))
         return loss
 
     return decorate

@@ -10,6 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.parser import make_parser
+from paceline.run_folder import (
+    ACTOR,
+    CHECKPOINT_PREFIX,
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    METRICS_FILE,
+    list_checkpoints,
+    step_of,
+)
 
 if TYPE_CHECKING:
     from paceline.config import PolicyModelConfig, PPOConfig
@@ -81,15 +90,15 @@ def find_model(model: str, step: int | None) -> Origin:
     """
     from paceline.config import PPOConfig
     from paceline.errors import ConfigError
-    from paceline.trainer.ppo.checkpoint import find_part, first_whole_part, step_of
+    from paceline.trainer.ppo.checkpoint import find_part, first_whole_part
 
     folder = Path(model).expanduser()
-    if folder.name.startswith("global_step_") and (folder / "actor").is_dir():
+    if folder.name.startswith(CHECKPOINT_PREFIX) and (folder / ACTOR).is_dir():
         if step not in (None, step_of(folder)):
             raise ConfigError(f"--step {step} is not the step of --model {model}. Give the run's folder, or no --step.")
         config = _config_of(folder.parent.parent)
-        return Origin(str(first_whole_part([folder], "actor")), config, is_run=True)
-    if (folder / "checkpoints").is_dir() or (folder / "metrics.jsonl").is_file():
+        return Origin(str(first_whole_part([folder], ACTOR)), config, is_run=True)
+    if (folder / CHECKPOINTS_FOLDER).is_dir() or (folder / METRICS_FILE).is_file():
         run_dir = folder
     elif step is not None:
         raise ConfigError(f"--step {step} asks for a checkpoint, but --model {model} is no folder of a run.")
@@ -98,15 +107,17 @@ def find_model(model: str, step: int | None) -> Origin:
     config = _config_of(run_dir)
     if step == 0:
         if config.actor_rollout_ref.model.path is None:
-            raise ConfigError(f"--step 0 asks for the model that {run_dir} began with, and its config.yaml names none.")
+            raise ConfigError(
+                f"--step 0 asks for the model that {run_dir} began with, and its {CONFIG_FILE} names none."
+            )
         return Origin(config.actor_rollout_ref.model.path, config, is_run=True)
-    steps = sorted(saved for actor in _saved_actors(run_dir) if (saved := step_of(actor.parent)) is not None)
+    steps = _saved_actors(run_dir)
     if not steps or (step is not None and step not in steps):
         raise ConfigError(
             f"{run_dir} has {f'no checkpoint of step {step}' if step is not None else 'no checkpoint'}; it has "
             f"{', '.join(map(str, steps)) or 'none'}. trainer.save_freq saves them; --step 0 is the first model."
         )
-    return Origin(str(find_part(run_dir / "checkpoints", "actor", step)), config, is_run=True)
+    return Origin(str(find_part(run_dir / CHECKPOINTS_FOLDER, ACTOR, step)), config, is_run=True)
 
 
 def _config_of(run_dir: Path) -> PPOConfig:
@@ -118,7 +129,7 @@ def _config_of(run_dir: Path) -> PPOConfig:
     from paceline.errors import ConfigError
     from paceline.redaction import MASK
 
-    saved = run_dir / "config.yaml"
+    saved = run_dir / CONFIG_FILE
     if not saved.is_file():
         return PPOConfig()
     tree = read_saved(saved)
@@ -149,12 +160,15 @@ def _hidden_keys(key: str, value: Any) -> Iterator[str]:
         yield key
 
 
-def _saved_actors(run_dir: Path) -> list[Path]:
-    """Folders of the policies that were saved; a run with LoRA saves the adapter alone."""
+def _saved_actors(run_dir: Path) -> list[int]:
+    """Steps whose policy was saved; a run with LoRA saves the adapter alone."""
     from paceline.engine.lora import ADAPTER_CONFIG
 
-    actors = (run_dir / "checkpoints").glob("global_step_*/actor")
-    return [actor for actor in actors if any((actor / name).is_file() for name in ("config.json", ADAPTER_CONFIG))]
+    return [
+        step
+        for step, folder in list_checkpoints(run_dir / CHECKPOINTS_FOLDER).items()
+        if any((folder / ACTOR / name).is_file() for name in ("config.json", ADAPTER_CONFIG))
+    ]
 
 
 def read_prompts(arguments: argparse.Namespace, config: PPOConfig, tokenizer: Any) -> dict[str, Any]:

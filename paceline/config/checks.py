@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config import PPOConfig, RewardModelModelConfig, RolloutConfig, ValSamplingConfig
-from paceline.config.files import (
+from paceline.config.keys import known_keys
+from paceline.config.load import Config, Problems, read_config
+from paceline.config.path_checks import (
     checkpoint_problems,
     data_files,
     model_problems,
@@ -24,8 +26,6 @@ from paceline.config.files import (
     tokenizer_problems,
     writable_problems,
 )
-from paceline.config.keys import known_keys
-from paceline.config.load import Config, Problems, read_config
 from paceline.config.pools import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools
 from paceline.config.reward import read_weights
 from paceline.config.unsupported import refused_choice

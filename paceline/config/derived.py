@@ -1,4 +1,4 @@
-"""Sections with what they leave open (null) taken from others."""
+"""What follows from several sections: those that leave something open (null) completed, and which roles a run has."""
 
 from __future__ import annotations
 
@@ -32,3 +32,8 @@ def reward_model_config(config: PPOConfig) -> RewardModelConfig:
 
 def _or(own: bool | None, other: bool) -> bool:
     return other if own is None else own
+
+
+def uses_reference(config: PPOConfig) -> bool:
+    """Whether a KL term needs the reference policy."""
+    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from paceline.config.keys import unknown_choice
+from paceline.text import unknown_choice
 
 _MEGATRON = "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size alone. Leave it out."
 _MEGATRON_KEYS = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.data import DataConfig
-from paceline.config.files import data_files
+from paceline.config.path_checks import data_files
 from paceline.config.tables import table_format
 from paceline.errors import CheckpointError
 

@@ -13,7 +13,6 @@ import io
 import json
 import logging
 import os
-import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,8 @@ import pyarrow as pa
 import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
+
+from paceline.files import replacing
 
 __all__ = ["cache_folder", "cache_key", "load_tokens", "save_tokens"]
 
@@ -79,16 +80,12 @@ def load_tokens(folder: Path, key: str, num_prompts: int) -> list[np.ndarray] | 
 
 def save_tokens(folder: Path, key: str, tokens: list[np.ndarray]) -> bool:
     """Keep the token ids for the next run; False, with a warning, if that is not possible."""
-    temporary = folder / f"{key}.{uuid.uuid4().hex}.tmp"
     lengths = np.array([len(ids) for ids in tokens])
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as stream:
-                np.savez(stream, key=np.array(key), tokens=np.concatenate(tokens), lengths=lengths)
-            temporary.replace(folder / f"{key}.npz")
-        finally:
-            temporary.unlink(missing_ok=True)
+        file = folder / f"{key}.npz"
+        with replacing(file, durable=False, many_writers=True) as temporary, temporary.open("xb") as stream:
+            np.savez(stream, key=np.array(key), tokens=np.concatenate(tokens), lengths=lengths)
     except OSError as error:
         logger.warning(
             "the tokens can't be kept for the next run: %s. Set data.cache_dir to a folder that can be written, or to "

@@ -18,12 +18,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.algorithms.registry import Registry
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
 from paceline.engine.training_state import Snapshot
 from paceline.errors import ConfigError
+from paceline.registry import Registry
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from torch import nn
 from torch.optim import AdamW
 
-from paceline.algorithms.registry import unknown_choice
 from paceline.config import OptimConfig
 from paceline.errors import ConfigError
+from paceline.text import unknown_choice
 
 LearningRate = Callable[[int], float]
 """The learning rate of an optimizer step, by its number from 0."""
@@ -35,7 +35,7 @@ def make_schedule(config: OptimConfig, total_steps: int | None) -> LearningRate:
     the step's number alone: to resume, the number is all that must be known.
     """
     if config.lr_scheduler_type not in _DECAYS:
-        raise unknown_choice("optim.lr_scheduler_type", config.lr_scheduler_type, _DECAYS)
+        raise ConfigError(unknown_choice("optim.lr_scheduler_type", config.lr_scheduler_type, sorted(_DECAYS)))
     decay = _DECAYS[config.lr_scheduler_type]
     if total_steps is None and (decay is not _constant or _warmup_is_a_share(config)):
         raise ConfigError(

@@ -12,7 +12,6 @@ Rank 0 reads and writes whole tensors; nothing is unpickled (`weights_only`).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from paceline.engine.lora import (
     write_adapter,
 )
 from paceline.errors import CheckpointError
+from paceline.files import sync_tree
 from paceline.private_apis.torch_private import FSDP1_PREFIX
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -119,8 +119,7 @@ def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
             snapshot.model.save_pretrained(folder, state_dict=dict(snapshot.weights))
     if snapshot.training is not None:
         torch.save(snapshot.training, folder / OPTIMIZER_FILE)
-    for path in [*folder.iterdir(), folder]:
-        _fsync(path)
+    sync_tree(folder)
 
 
 def read_training_state(folder: Path, state: TrainingState) -> tuple[dict[str, Any], dict[str, Any], int]:
@@ -230,11 +229,3 @@ def _tied_duplicates(model: PreTrainedModel) -> set[str]:
     """Second names of parameters that have several."""
     all_names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return all_names - {name for name, _ in model.named_parameters()}
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

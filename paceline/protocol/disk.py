@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import DataError
+from paceline.files import replacing
 from paceline.protocol.columns import as_column
 
 _FORMAT = "paceline.DataProto/1"
@@ -30,12 +31,8 @@ def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
     tensors[_JSON] = torch.frombuffer(bytearray(json.dumps(packed).encode()), dtype=torch.uint8)
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    try:
+    with replacing(target, durable=False, many_writers=True) as unfinished:
         save_file(tensors, unfinished, metadata={"format": _FORMAT})
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ import shlex
 from pathlib import Path
 
 from paceline.report.live import SCORE, headline_metrics, values_of
-from paceline.report.trackers import METRICS_FILE, read_metrics
+from paceline.report.trackers import read_metrics
+from paceline.run_folder import METRICS_FILE
 
 
 def closing_text(run_dir: Path) -> str:

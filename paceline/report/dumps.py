@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from paceline.files import write_atomically
 from paceline.protocol import DataProto
-from paceline.report.files import write_atomically
 from paceline.report.json_lines import json_line, plain
 
 

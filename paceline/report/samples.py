@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.report.files import keep_old, write_atomically
+from paceline.files import keep_old, write_atomically
 from paceline.report.json_lines import json_line
 
-SAMPLES_FOLDER = "samples"
 LONGEST_TEXT = 4000
 """Characters kept of a text."""
 

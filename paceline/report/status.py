@@ -18,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from paceline.files import write_atomically
 from paceline.report.json_lines import plain
+from paceline.run_folder import STATUS_FILE
 
-STATUS_FILE = "status.json"
 WRITE_SECONDS = 1.0
 SILENT_SECONDS = 30.0
 """A running run is not silent for so long."""
@@ -90,9 +91,7 @@ def end_status(run_dir: Path, state: State, error: str | None = None, *, since: 
 
 
 def _replace(path: Path, status: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(plain(status)))
-    temporary.replace(path)
+    write_atomically(path, json.dumps(plain(status)).encode(), durable=False)  # every second: it must cost nothing
 
 
 def read_status(run_dir: Path) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.report.files import append_whole, keep_old
+from paceline.files import append_whole, keep_old
 
 HEAD = b'{"displayTimeUnit":"ms","traceEvents":[\n'
 TAIL = b"\n]}\n"

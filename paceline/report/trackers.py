@@ -17,15 +17,12 @@ from typing import Any, Protocol
 
 from paceline.config.checks import check_loggers
 from paceline.errors import ConfigError
+from paceline.files import append_whole, keep_old, write_atomically
 from paceline.log_file import SAMPLES_LOGGER
-from paceline.report.files import append_whole, keep_old, write_atomically
 from paceline.report.json_lines import json_line, plain
+from paceline.run_folder import METRICS_FILE, TENSORBOARD_FOLDER, WANDB_RUN_ID_FILE
 
 logger = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
-WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 
 CONSOLE_METRICS = {
     "critic/score/mean": "score {:.3f}",
@@ -297,12 +294,7 @@ def _cut_back(path: Path, resume_step: int) -> int | None:
     parsed = [(line, _parse(line)) for line in lines]
     kept = [(line, metrics["step"]) for line, metrics in parsed if metrics and metrics["step"] <= resume_step]
     if len(kept) < len(lines):
-        temporary = path.with_name(path.name + ".tmp")
-        with temporary.open("wb") as file:
-            file.writelines(line for line, _ in kept)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(path, b"".join(line for line, _ in kept))
         logger.info("cut %d lines after step %d off %s", len(lines) - len(kept), resume_step, path)
     last_step = kept[-1][1] if kept else None
     if last_step != resume_step:

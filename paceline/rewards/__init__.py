@@ -7,8 +7,8 @@ from paceline.rewards.combine import add_model_scores, at_last_token, combine_sc
 from paceline.rewards.custom import CustomReward, load_custom_reward
 from paceline.rewards.manager import RewardManager
 from paceline.rewards.overlong import Overlong, overlong_penalty
-from paceline.rewards.registry import Scorer, _select_rm_score_fn, known_sources, register_scorer
 from paceline.rewards.report import columns_of, reward_metrics, settle_accuracy
+from paceline.rewards.scorers import Scorer, _select_rm_score_fn, known_sources, register_scorer
 
 __all__ = [
     "CustomReward",

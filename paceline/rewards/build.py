@@ -9,8 +9,8 @@ from paceline.rewards.code_grader import code_scorer
 from paceline.rewards.custom import load_custom_reward
 from paceline.rewards.manager import RewardManager
 from paceline.rewards.overlong import Overlong
-from paceline.rewards.registry import CODE_SOURCES, get_scorer
 from paceline.rewards.score import code
+from paceline.rewards.scorers import CODE_SOURCES, get_scorer
 
 __all__ = ["make_reward_manager"]
 

@@ -12,9 +12,9 @@ from functools import cache
 from typing import Any
 
 from paceline.config.reward import SandboxConfig
-from paceline.rewards.registry import Scorer
 from paceline.rewards.sandbox import LocalSandbox, RemoteSandbox, Sandbox, SandboxLimits
 from paceline.rewards.score import code
+from paceline.rewards.scorers import Scorer
 
 __all__ = ["CodeGrader", "code_scorer"]
 

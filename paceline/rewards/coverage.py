@@ -11,7 +11,7 @@ from typing import Any
 from paceline.config.reward import DEFAULT_SOURCE
 from paceline.errors import ConfigError, DataError, UnknownDataSourceError
 from paceline.rewards.combine import Weights, uses_model
-from paceline.rewards.registry import MODEL_SOURCES
+from paceline.rewards.scorers import MODEL_SOURCES
 from paceline.text import did_you_mean
 
 __all__ = ["Coverage", "ground_truth", "wants_model"]

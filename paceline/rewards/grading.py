@@ -15,7 +15,7 @@ from paceline.errors import PacelineError, RewardError
 from paceline.rewards.function_server import Call
 from paceline.rewards.functions import RewardFunction, Row, attempt, one_each, pickled, settle
 from paceline.rewards.killable import function_process
-from paceline.rewards.registry import Scorer
+from paceline.rewards.scorers import Scorer
 
 __all__ = ["Grader", "OnError", "grade_all", "grader_of_function", "grader_of_scorer"]
 

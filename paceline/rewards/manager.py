@@ -17,8 +17,8 @@ from paceline.rewards.coverage import Coverage, ground_truth, wants_model
 from paceline.rewards.functions import RewardFunction, Row
 from paceline.rewards.grading import Grader, OnError, grade_all, grader_of_function, grader_of_scorer
 from paceline.rewards.overlong import Overlong, overlong_penalty
-from paceline.rewards.registry import Scorer, registered_scorers
 from paceline.rewards.report import extra_info_columns, reward_metrics, settle_accuracy
+from paceline.rewards.scorers import Scorer, registered_scorers
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto

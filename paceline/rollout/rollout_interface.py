@@ -15,9 +15,9 @@ from typing import ClassVar, TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from paceline.algorithms.registry import Registry
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
+from paceline.registry import Registry
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By their names in the configuration."""

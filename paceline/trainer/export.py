@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,8 +17,9 @@ from paceline.engine import Engine, EngineSpec, get_engine
 from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
 from paceline.engine.lora import ADAPTER_CONFIG, LoraSpec, read_lora_config
 from paceline.errors import CheckpointError
+from paceline.files import replacing_folder
 from paceline.protocol import DataProto
-from paceline.report.files import sync
+from paceline.run_folder import ACTOR, CHECKPOINTS_FOLDER, CONFIG_FILE, default_run_dir
 from paceline.trainer.ppo.checkpoint import find_part
 
 Role = Literal["actor", "critic"]
@@ -63,10 +61,10 @@ def export_run(
     run, output = run.expanduser(), output.expanduser()
     cfg = _read_run(run)
     _check_output(output, run, force=force)
-    source = find_part(run / "checkpoints", role, step)
+    source = find_part(run / CHECKPOINTS_FOLDER, role, step)
     engine, model = _load(cfg, role, source)
     weights = {name: weight.to(getattr(torch, dtype)) for name, weight in engine.named_full_weights()}
-    with _written_whole(output) as folder:
+    with replacing_folder(output) as folder:
         num_parameters = _write(model, KINDS[role], weights, folder)
         _tokenizer(cfg, source).save_pretrained(folder)
         difference = _check(folder, engine, weights, trust_remote_code=model.trust_remote_code)
@@ -85,24 +83,24 @@ def export_run(
 
 
 def _read_run(run: Path) -> PPOConfig:
-    if not (run / "config.yaml").exists():
+    if not (run / CONFIG_FILE).exists():
         raise CheckpointError(
-            f"{run} is no run: it has no config.yaml. Give the folder of a run, which trainer.default_local_dir names "
-            "(else runs/<project>/<experiment>)."
+            f"{run} is no run: it has no {CONFIG_FILE}. Give the folder of a run, which trainer.default_local_dir "
+            f"names (else {default_run_dir('<project>', '<experiment>')})."
         )
-    if not (run / "checkpoints").exists():
+    if not (run / CHECKPOINTS_FOLDER).exists():
         raise CheckpointError(
             f"{run} is a run without checkpoints, so there is no trained model to export. Train it with "
             "trainer.save_freq set, which saves every so many steps and at the end."
         )
     # Only the models' sections matter: keys of another version elsewhere are no reason to stop.
-    cfg, _ = read_config(read_saved(run / "config.yaml"))
+    cfg, _ = read_config(read_saved(run / CONFIG_FILE))
     return cfg
 
 
 def _check_output(output: Path, run: Path, *, force: bool) -> None:
     if run.resolve().is_relative_to(output.resolve()) or output.resolve().is_relative_to(
-        (run / "checkpoints").resolve()
+        (run / CHECKPOINTS_FOLDER).resolve()
     ):
         raise CheckpointError(f"{output} would replace a part of the run {run}; set --output to another folder.")
     if output.is_file():
@@ -152,7 +150,7 @@ def _write(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor], fold
 def _tokenizer(cfg: PPOConfig, source: Path) -> Any:
     """The one that was saved with the actor, else the policy's."""
     policy = cfg.actor_rollout_ref.model
-    saved = source.parent / "actor"
+    saved = source.parent / ACTOR
     path = saved if (saved / "tokenizer_config.json").is_file() else policy.tokenizer_path or policy.path
     return load_tokenizer(str(path), trust_remote_code=policy.trust_remote_code)
 
@@ -193,23 +191,3 @@ def _sequences(vocabulary: int) -> DataProto:
             "response_mask": torch.ones(_NUM_SEQUENCES, _NUM_ASKED, dtype=torch.int64),
         }
     )
-
-
-@contextmanager
-def _written_whole(output: Path) -> Iterator[Path]:
-    """A folder with a hidden name, which takes the place of `output` when the block ends without an error."""
-    temporary, old = (output.with_name(f".{output.name}.{ending}") for ending in ("tmp", "old"))
-    for left_over in (temporary, old):
-        shutil.rmtree(left_over, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        for path in [*temporary.iterdir(), temporary]:
-            sync(path)
-        if output.exists():
-            output.rename(old)
-        temporary.rename(output)
-        sync(output.parent)
-    finally:
-        for left_over in (temporary, old):
-            shutil.rmtree(left_over, ignore_errors=True)

@@ -19,6 +19,7 @@ from paceline.config import PPOConfig
 from paceline.config.load import to_dictconfig
 from paceline.errors import PacelineError, ResourceError, WorkerError
 from paceline.report.status import end_status
+from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ NODE_POLL_SECONDS = 2.0
 POLL_SECONDS = 1.0
 KILL_SECONDS = 5.0
 """How long Ray may take to end a process of the run in someone else's Ray."""
-STOP_FILE = "stop"
-"""A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -109,7 +108,7 @@ def _may_pass(error: WorkerError) -> bool:
 
 
 def _has_checkpoint(cfg: PPOConfig) -> bool:
-    return any((Path(str(cfg.trainer.default_local_dir)) / "checkpoints").glob("global_step_*"))
+    return bool(list_checkpoints(Path(str(cfg.trainer.default_local_dir)) / CHECKPOINTS_FOLDER))
 
 
 def _advice(cfg: PPOConfig) -> str:
@@ -176,7 +175,7 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
         watcher.stop()
         _end_run(session, runner, watcher.place())
         is_stop = isinstance(error, KeyboardInterrupt)
-        run_dir = Path(str(cfg.trainer.default_local_dir)) / ("validation" if cfg.trainer.val_only else "")
+        run_dir = Path(str(cfg.trainer.default_local_dir)) / (VALIDATION_FOLDER if cfg.trainer.val_only else "")
         told = None if is_stop else f"{type(error).__name__}: {error}"
         end_status(run_dir, "stopped" if is_stop else "failed", told, since=began)
         raise

@@ -34,6 +34,7 @@ from paceline.config.overrides import check_overrides
 from paceline.errors import ConfigError, PacelineError
 from paceline.external import import_external
 from paceline.log_file import configure_logging, log_process, terminal_lines
+from paceline.run_folder import LOGS_FOLDER, default_run_dir
 from paceline.trainer.device import detect_device, joins_cluster
 from paceline.trainer.launch import Terminated, run_with_restarts, running_ray
 
@@ -172,7 +173,7 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
     from paceline.report.live import live_view
 
     run_dir = Path(str(cfg.trainer.default_local_dir))
-    with running_ray(cfg) as session, live_view(run_dir, cfg.trainer.live_view), terminal_lines(run_dir / "logs"):
+    with running_ray(cfg) as session, live_view(run_dir, cfg.trainer.live_view), terminal_lines(run_dir / LOGS_FOLDER):
         run_with_restarts(task_runner_class or TaskRunner, session, with_device(cfg))
     if not cfg.trainer.val_only:
         sys.stdout.write(closing_text(run_dir))
@@ -222,7 +223,7 @@ def complete_config(config: Config) -> PPOConfig:
     device = trainer.device or (None if joins_cluster(cfg) else detect_device())
     # Absolute here, because the TaskRunner may run in another folder.
     run_dir = trainer.default_local_dir or os.path.abspath(
-        Path("runs") / trainer.project_name / trainer.experiment_name
+        default_run_dir(trainer.project_name, trainer.experiment_name)
     )
     filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
     return _checked(dataclasses.replace(cfg, trainer=filled), known)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from paceline.config import PPOConfig
-from paceline.config.files import data_files, model_config
 from paceline.config.load import is_local_path
+from paceline.config.path_checks import data_files, model_config
 from paceline.config.tables import table_head
 from paceline.errors import ConfigError, PacelineError
 from paceline.machine import num_cores

@@ -25,6 +25,7 @@ from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
+from paceline.run_folder import LOGS_FOLDER
 from paceline.text import nearest
 from paceline.trainer.constants_ppo import merged_runtime_env
 
@@ -324,7 +325,7 @@ def _guarded_start() -> Iterator[None]:
 
 def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
     """Ours and the user's, with what the processes of this run tell of it."""
-    run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / "logs")}
+    run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
     return merged_runtime_env(user, transfer_queue=cfg.transfer_queue.enable, run=run)
 
 

@@ -18,8 +18,8 @@ from paceline.engine import Engine, EngineSpec, LossFn, get_engine
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
 from paceline.errors import NonFiniteError
+from paceline.files import storage_error
 from paceline.protocol import DataProto
-from paceline.report.files import storage_error
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
 from paceline.workers.losses import MiniBatch, mean_metrics
 from paceline.workers.rng import RoleRng

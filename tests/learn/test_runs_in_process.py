@@ -18,9 +18,9 @@ from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
 from paceline.trainer.ppo import run_lock as run_lock_module
-from paceline.trainer.ppo.groups import count_optimizer_steps
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
+from paceline.trainer.ppo.worker_groups import count_optimizer_steps
 from paceline.workers import weight_sync
 from tests.in_process import build_in_process, train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results

@@ -11,16 +11,23 @@ import paceline
 
 PACKAGE = Path(paceline.__file__).parent
 
-# Imports point to a smaller number. Layers with the same number don't know each other, but for the base.
+# Small modules that every layer may use. They know one another, and neither torch nor Ray.
+GROUND = (
+    "errors",
+    "external",
+    "files",
+    "log_file",
+    "machine",
+    "redaction",
+    "registry",
+    "run_folder",
+    "schema",
+    "text",
+)
+# Imports point to a smaller number. Layers with the same number don't know each other, but for the ground floor.
 LEVELS = {
-    "errors": 0,
-    "schema": 0,
-    "protocol": 0,
-    "text": 0,
-    "log_file": 0,
-    "machine": 0,
-    "redaction": 0,
-    "external": 0,
+    **dict.fromkeys(GROUND, 0),
+    "protocol": 1,
     "config": 1,
     "private_apis": 1,
     "algorithms": 2,
@@ -37,7 +44,7 @@ LEVELS = {
 }
 # Packages that a layer must do without, also inside functions.
 FORBIDDEN = {
-    "machine": {"ray", "torch", "transformers"},
+    **{name: {"ray", "torch", "transformers"} for name in GROUND},
     "config": {"ray", "torch", "transformers"},
     "algorithms": {"ray", "transformers"},
     "protocol": {"transformers"},
@@ -129,6 +136,10 @@ def loaded_after(code: str) -> set[str]:
 
 def test_import_paceline_loads_nothing_heavy():
     assert loaded_after("import paceline, paceline.errors, paceline.config") == set()
+
+
+def test_the_ground_floor_loads_nothing_heavy():
+    assert loaded_after(f"import {', '.join(f'paceline.{name}' for name in GROUND)}") == set()
 
 
 def test_the_entry_loads_nothing_heavy_until_it_runs():

@@ -4,18 +4,18 @@ All columns are (batch, response); results are 0 outside the response mask. An e
 step at once, because it normalises over it or over groups.
 """
 
-from paceline.algorithms.advantages.group_relative import (
-    compute_grpo_outcome_advantage,
-    compute_reinforce_plus_plus_baseline_advantage,
-    compute_rloo_outcome_advantage,
-)
-from paceline.algorithms.advantages.registry import (
+from paceline.algorithms.advantages.estimators import (
     AdvantageEstimator,
     get_adv_estimator,
     needs_baseline,
     needs_critic,
     needs_groups,
     register_adv_estimator,
+)
+from paceline.algorithms.advantages.group_relative import (
+    compute_grpo_outcome_advantage,
+    compute_reinforce_plus_plus_baseline_advantage,
+    compute_rloo_outcome_advantage,
 )
 from paceline.algorithms.advantages.token_level import (
     compute_gae_advantage_return,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.algorithms.advantages.registry import register_adv_estimator
+from paceline.algorithms.advantages.estimators import register_adv_estimator
 from paceline.algorithms.groups import GroupIds, Groups
 from paceline.algorithms.masking import masked_sum, masked_whiten, zero_outside
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from paceline.algorithms.advantages.registry import register_adv_estimator
+from paceline.algorithms.advantages.estimators import register_adv_estimator
 from paceline.algorithms.masking import masked_whiten, zero_outside
 
 

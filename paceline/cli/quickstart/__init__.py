@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 from paceline.cli.parser import make_parser
 from paceline.cli.quickstart.task import DATA_SOURCE, split_sums, write_parquet
+from paceline.files import replacing_folder
+from paceline.run_folder import METRICS_FILE, default_run_dir
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -125,7 +127,7 @@ def run_folder(config: DictConfig) -> Path:
     if config.trainer.default_local_dir is not None:
         return Path(config.trainer.default_local_dir).expanduser().absolute()
     name = f"quickstart-{config.trainer.placement.name}"
-    return Path("runs", name, time.strftime("%Y%m%d-%H%M%S")).absolute()
+    return default_run_dir(name, time.strftime("%Y%m%d-%H%M%S")).absolute()
 
 
 def prepare_model(folder: Path, seed: int) -> Path:
@@ -144,10 +146,9 @@ def prepare_model(folder: Path, seed: int) -> Path:
     training, _ = split_sums(seed)
     logger.info("quickstart: pre-training a model of %.2f million parameters", model.num_parameters() / 1e6)
     pretrain(model, tokenizer, training, seed=seed)
-    temporary = folder.with_name(folder.name + ".tmp")
-    model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    temporary.rename(folder)
+    with replacing_folder(folder) as unfinished:
+        model.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
     return folder
 
 
@@ -169,7 +170,7 @@ def last_line(run_dir: Path) -> str:
 
     quickstart: accuracy 0.48 -> 0.97 in 50 steps (runs/quickstart-split/20250131-120000)
     """
-    from paceline.report.trackers import METRICS_FILE, read_metrics
+    from paceline.report.trackers import read_metrics
 
     lines = read_metrics(run_dir / METRICS_FILE)
     steps = lines[-1]["step"] if lines else 0

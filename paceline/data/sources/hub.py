@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.data.sources.files import SUFFIXES
+from paceline.data.sources.source_files import SUFFIXES
 from paceline.errors import DataError
 
 __all__ = ["download"]

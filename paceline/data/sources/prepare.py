@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from paceline.data.sources.base import MalformedRow, Source, UnusableRow
-from paceline.data.sources.files import SPLITS, InputFile, read_records
+from paceline.data.sources.source_files import SPLITS, InputFile, read_records
 from paceline.errors import DataError
+from paceline.files import sync
 
 __all__ = ["OnError", "SplitReport", "prepare"]
 
@@ -167,16 +168,11 @@ class _Writer:
         """Bring everything to the disk."""
         self._flush()
         self._parquet.close()
-        self._sink.flush()
-        os.fsync(self._sink.fileno())
         self._sink.close()
+        sync(self._temporary)
 
     def publish(self) -> Path:
         """Give the finished file its name."""
         self._temporary.replace(self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(self._path.parent)
         return self._path

@@ -12,7 +12,7 @@ from typing import Any
 from paceline.config.describe import description
 from paceline.config.keys import walk_keys
 from paceline.errors import DataError
-from paceline.report.files import write_atomically
+from paceline.files import write_atomically
 from paceline.report.page.read import Limits, read_run
 
 PAGE_FILE = "report.html"

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.report.page.thin import spread
 from paceline.report.timeline import DRIVER, Span, merge_spans
+from paceline.run_folder import TIMELINE_FILE
 
 MOST_BARS = 200
 """Of one step."""
@@ -86,7 +87,7 @@ def _as_data(
 def _timelines(folder: Path) -> list[Path]:
     """The newest first: timeline.json, then what resumed runs put aside, highest number first."""
     numbered = [path for path in folder.glob("timeline.*.json") if path.suffixes[-2][1:].isdigit()]
-    newest = [folder / "timeline.json"] if (folder / "timeline.json").is_file() else []
+    newest = [folder / TIMELINE_FILE] if (folder / TIMELINE_FILE).is_file() else []
     return newest + sorted(numbered, key=lambda path: int(path.suffixes[-2][1:]), reverse=True)
 
 

@@ -19,13 +19,21 @@ from paceline.config.keys import known_keys
 from paceline.config.load import to_dict
 from paceline.config.secrets import masked
 from paceline.errors import DataError
-from paceline.report.environment import ENVIRONMENT_FILE
 from paceline.report.live import duration
 from paceline.report.page.gantt import read_gantt
 from paceline.report.page.thin import spread, thinned
-from paceline.report.samples import SAMPLES_FOLDER, cut_text, read_samples, sample_files
+from paceline.report.samples import cut_text, read_samples, sample_files
 from paceline.report.status import read_status
-from paceline.report.trackers import METRICS_FILE, read_metrics
+from paceline.report.trackers import read_metrics
+from paceline.run_folder import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    SAMPLES_FOLDER,
+    can_be_resumed,
+    list_checkpoints,
+)
 
 LONGEST_CONFIG_VALUE = 500
 SPEED = "perf/tokens_per_second"
@@ -63,7 +71,7 @@ class Limits:
 
 def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
     """All that the page shows of a run."""
-    if not (folder / METRICS_FILE).is_file() and not (folder / "config.yaml").is_file():
+    if not (folder / METRICS_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         raise DataError(
             f"{folder} is no folder of a run: {_instead(folder)}. "
             "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
@@ -109,7 +117,7 @@ def _instead(folder: Path) -> str:
     if not folder.is_dir():
         return "it is a file" if folder.exists() else "it does not exist"
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8])
-    return f"it has neither {METRICS_FILE} nor config.yaml, but {found}" if found else "it is empty"
+    return f"it has neither {METRICS_FILE} nor {CONFIG_FILE}, but {found}" if found else "it is empty"
 
 
 def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], status: Any) -> list[tuple[str, str]]:
@@ -216,7 +224,7 @@ def _shown(value: Any, longest: int) -> Any:
 def read_run_config(folder: Path) -> dict[str, Any]:
     """config.yaml; empty if it can't be read."""
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config = yaml.safe_load((folder / CONFIG_FILE).read_text())
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
@@ -249,24 +257,21 @@ def _yaml_text(value: Any) -> str:
 def read_checkpoints(folder: Path, limits: Limits) -> list[dict[str, Any]]:
     """The newest checkpoints, oldest first: what they hold, their size, and whether a run can go on from them."""
     found = []
-    for path in (folder / "checkpoints").glob("global_step_*"):
-        step = path.name.removeprefix("global_step_")
-        if not step.isdigit() or not path.is_dir():
-            continue
+    for step, path in list_checkpoints(folder / CHECKPOINTS_FOLDER).items():
         try:
             parts = sorted(part.name for part in path.iterdir() if part.is_dir() and part.name[0] != ".")
-        except FileNotFoundError:  # a live run has just removed it
+        except (FileNotFoundError, NotADirectoryError):  # a live run has just removed it, or it is none
             continue
         found.append(
             {
-                "step": int(step),
+                "step": step,
                 "parts": parts,
                 "bytes": _bytes_below(path),
-                "complete": (path / "trainer.json").is_file(),
+                "complete": can_be_resumed(path),
                 "path": str(path.resolve()),
             }
         )
-    return sorted(found, key=lambda checkpoint: checkpoint["step"])[-limits.checkpoints :]
+    return found[-limits.checkpoints :]
 
 
 def _bytes_below(folder: Path) -> int:

@@ -279,7 +279,8 @@ class RayResourcePool:
     def workers_beside(self, rank: int) -> int:
         """How many workers are on the node of this one, itself too; other pools may share the reservation."""
         slot = self._slots[rank]
-        return slot.placement.devices_per_node[slot.bundle]
+        counts = slot.placement.devices_per_node
+        return counts[0] if len(counts) == 1 else counts[slot.bundle]
 
     def release(self, owner: str) -> None:
         """Give the devices of `owner` back; the reservation ends when no group uses any device of it."""

@@ -1,13 +1,8 @@
 """Checkpoints of a run: complete or absent, never half.
 
-    <run>/checkpoints/
-      global_step_20/           actor/  critic/  trainer.json  manifest.json
-      global_step_10/           critic/  trainer.pruned.json          one that lost a part: not to be resumed from
-      latest_checkpointed_iteration.txt                               the step of the newest complete one
-
-A checkpoint is written under a temporary name and renamed when all of it is on disk; the pointer moves last. A
-run that is killed at any instant finds the one before. The manifest holds size and sha256 of every file, so that a
-file which was lost or changed later is noticed before anything is loaded.
+`paceline.run_folder` has their layout. A checkpoint is written under a temporary name and renamed when all of it is on
+disk; the pointer moves last. A run that is killed at any instant finds the one before. The manifest holds size and
+sha256 of every file, so that a file which was lost or changed later is noticed before anything is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +11,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,17 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import CheckpointError
-from paceline.report.files import keep_old, sync, write_atomically
+from paceline.files import keep_old, sync, sync_tree, write_atomically
+from paceline.run_folder import (
+    ACTOR,
+    CHECKPOINT_PREFIX,
+    CRITIC,
+    LATEST,
+    MANIFEST,
+    PRUNED_STATE,
+    STATE,
+    can_be_resumed,
+    checkpoint_name,
+    is_pruned,
+    list_checkpoints,
+)
 
 logger = logging.getLogger(__name__)
 
-LATEST = "latest_checkpointed_iteration.txt"
-STATE = "trainer.json"
-"""There as long as the checkpoint can be resumed from."""
-PRUNED_STATE = "trainer.pruned.json"
-MANIFEST = "manifest.json"
-
-_NAME = re.compile(r"global_step_(\d+)")
+_ANY = f"{CHECKPOINT_PREFIX}*"
 _START_ANEW = (
     "Set trainer.resume_mode=resume_path and trainer.resume_from_path to a complete checkpoint, or "
     "trainer.resume_mode=disable to start anew."
@@ -46,7 +47,7 @@ _START_ANEW = (
 
 def begin_checkpoint(checkpoints: Path, step: int) -> Path:
     """An empty folder to save roles into, under a temporary name. One at a time: it removes what others abandoned."""
-    _remove_abandoned(checkpoints, ".global_step_*.tmp")
+    _remove_abandoned(checkpoints, f".{_ANY}.tmp")
     temporary = _unfinished(checkpoints, step)
     temporary.mkdir(parents=True)
     return temporary
@@ -58,7 +59,7 @@ def abandon_checkpoint(checkpoints: Path, step: int) -> None:
 
 
 def _unfinished(checkpoints: Path, step: int) -> Path:
-    return checkpoints / f".global_step_{step}.tmp"
+    return checkpoints / f".{checkpoint_name(step)}.tmp"
 
 
 def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
@@ -67,14 +68,14 @@ def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
     final = checkpoints / temporary.name.removeprefix(".").removesuffix(".tmp")
     (temporary / STATE).write_text(json.dumps(state, indent=2))
     (temporary / MANIFEST).write_text(json.dumps({"files": _describe_files(temporary)}, indent=2))
-    _sync_tree(temporary)
+    sync_tree(temporary)
     replaced = final.with_name(f".{final.name}.old")
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
         final.rename(replaced)
     temporary.rename(final)
     sync(checkpoints)
-    _point_to(checkpoints, _step_in_name(final))
+    _point_to(checkpoints, int(final.name.removeprefix(CHECKPOINT_PREFIX)))
     shutil.rmtree(replaced, ignore_errors=True)
     return final
 
@@ -83,13 +84,6 @@ def _remove_abandoned(checkpoints: Path, pattern: str) -> None:
     """What a killed run was about to write or to delete."""
     for folder in checkpoints.glob(pattern):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync_tree(folder: Path) -> None:
-    for parent, _, files in os.walk(folder):
-        for name in files:
-            sync(Path(parent) / name)
-        sync(Path(parent))
 
 
 def _point_to(checkpoints: Path, step: int) -> None:
@@ -106,7 +100,7 @@ def verify_checkpoint(folder: Path, *, hashes: bool = True, part: str | None = N
     `hashes` a file of the right size counts as unchanged: quick for any size. With them every byte is read, about a
     second per GB and core.
     """
-    if part is None and (folder / PRUNED_STATE).exists():
+    if part is None and is_pruned(folder):
         return [f"{folder.name} was pruned and can't be resumed from: actor or critic are gone"]
     try:
         wanted: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
@@ -144,7 +138,7 @@ def require_intact(folder: Path) -> None:
 
 def _problems(folder: Path, *, hashes: bool) -> list[str]:
     """As `verify_checkpoint`, but a checkpoint of a version that wrote no manifest is whole if it has its state."""
-    if (folder / STATE).exists() and not (folder / MANIFEST).exists():
+    if can_be_resumed(folder) and not (folder / MANIFEST).exists():
         try:
             read_state(folder)
         except CheckpointError as error:
@@ -175,14 +169,6 @@ def _digests(paths: list[Path]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------- finding
 
 
-def latest_step(checkpoints: Path) -> int | None:
-    """The step of the checkpoint that was completed last, as the pointer says."""
-    try:
-        return int((checkpoints / LATEST).read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
     """The newest complete checkpoint of a run, or None if it never saved one.
 
@@ -193,7 +179,7 @@ def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
         _finish_interrupted_replacements(checkpoints)
     damage: list[str] = []
     for folder in _newest_first(checkpoints):
-        if (folder / PRUNED_STATE).exists():
+        if is_pruned(folder):
             continue
         problems = _problems(folder, hashes=True)
         if not problems:
@@ -212,15 +198,15 @@ def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
 
 def find_part(checkpoints: Path, part: str, step: int | None = None) -> Path:
     """A role's folder in the checkpoint of `step`, or in the newest where it is whole. Changes nothing on the disk."""
-    folders = _newest_first(checkpoints)
-    if not folders:
+    by_step = _by_step(checkpoints)
+    if not by_step:
         raise CheckpointError(f"{checkpoints} has no checkpoint. Set trainer.save_freq for the run.")
-    if step is not None:
-        folders = [folder for folder in folders if _step_in_name(folder) == step]
-        if not folders:
-            steps = ", ".join(str(_step_in_name(folder)) for folder in reversed(_newest_first(checkpoints)))
-            raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}; there are those of {steps}.")
-    return first_whole_part(folders, part)
+    if step is None:
+        return first_whole_part(_newest_first(checkpoints), part)
+    if step not in by_step:
+        steps = ", ".join(map(str, by_step))
+        raise CheckpointError(f"{checkpoints} has no checkpoint of step {step}; there are those of {steps}.")
+    return first_whole_part([by_step[step]], part)
 
 
 def first_whole_part(folders: Sequence[Path], part: str) -> Path:
@@ -238,28 +224,19 @@ def first_whole_part(folders: Sequence[Path], part: str) -> Path:
 
 
 def _newest_first(checkpoints: Path) -> list[Path]:
+    return list(reversed(_by_step(checkpoints).values()))
+
+
+def _by_step(checkpoints: Path) -> dict[int, Path]:
     try:
-        folders = [folder for folder in checkpoints.glob("global_step_*") if step_of(folder) is not None]
+        return list_checkpoints(checkpoints)
     except OSError as error:  # such as a loop of links
         raise CheckpointError(f"{checkpoints} can't be read: {error}. {_START_ANEW}") from error
-    return sorted(folders, key=_step_in_name, reverse=True)
-
-
-def step_of(folder: Path) -> int | None:
-    """The step in the name of a checkpoint's folder; None of any other folder, also of one that was set aside."""
-    match = _NAME.fullmatch(folder.name)
-    return int(match[1]) if match else None
-
-
-def _step_in_name(folder: Path) -> int:
-    step = step_of(folder)
-    assert step is not None
-    return step
 
 
 def _finish_interrupted_replacements(checkpoints: Path) -> None:
     """A step that was saved again is for a moment only there under its old content's hidden name."""
-    for replaced in checkpoints.glob(".global_step_*.old"):
+    for replaced in checkpoints.glob(f".{_ANY}.old"):
         folder = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".old"))
         if folder.exists():
             shutil.rmtree(replaced, ignore_errors=True)
@@ -282,8 +259,8 @@ def read_state(folder: Path) -> dict[str, Any]:
 def rewind(checkpoints: Path, folder: Path) -> None:
     """Make `folder` the latest checkpoint of its run, and set those of the branch that is left aside."""
     step = int(read_state(folder)["global_step"])
-    for other in _newest_first(checkpoints):
-        if _step_in_name(other) >= step and os.path.realpath(other) != os.path.realpath(folder):
+    for other_step, other in reversed(_by_step(checkpoints).items()):
+        if other_step >= step and os.path.realpath(other) != os.path.realpath(folder):
             keep_old(other)
     _point_to(checkpoints, step)
 
@@ -298,23 +275,23 @@ def prune_checkpoints(checkpoints: Path, keep_actor: int | None, keep_critic: in
     which count for nothing. Whatever is deleted first loses the name by which it would be found, oldest first: a kill
     leaves nothing that looks complete and is not.
     """
-    _remove_abandoned(checkpoints, ".global_step_*.pruned")
-    _remove_abandoned(checkpoints, "global_step_*/.*.pruned")
+    _remove_abandoned(checkpoints, f".{_ANY}.pruned")
+    _remove_abandoned(checkpoints, f"{_ANY}/.*.pruned")
     folders = [folder for folder in _newest_first(checkpoints) if _is_pruned_or_intact(folder)]
-    while folders and not (folders[0] / STATE).exists():
+    while folders and not can_be_resumed(folders[0]):
         folders.pop(0)
     doomed: dict[Path, list[str]] = {folder: [] for folder in reversed(folders)}
-    for part, keep in (("actor", keep_actor), ("critic", keep_critic)):
+    for part, keep in ((ACTOR, keep_actor), (CRITIC, keep_critic)):
         holders = [folder for folder in folders if (folder / part).is_dir()]
         for folder in [] if keep is None else holders[max(keep, 1) :]:
             doomed[folder].append(part)
     for folder, parts in doomed.items():
         if folder == folders[0] or not parts:
             continue
-        if all(part in parts for part in ("actor", "critic") if (folder / part).is_dir()):
+        if all(part in parts for part in (ACTOR, CRITIC) if (folder / part).is_dir()):
             _delete(folder)
             continue
-        if (folder / STATE).exists():
+        if can_be_resumed(folder):
             (folder / STATE).rename(folder / PRUNED_STATE)
             sync(folder)
         for part in parts:
@@ -322,7 +299,7 @@ def prune_checkpoints(checkpoints: Path, keep_actor: int | None, keep_critic: in
 
 
 def _is_pruned_or_intact(folder: Path) -> bool:
-    return (folder / PRUNED_STATE).exists() or not _problems(folder, hashes=False)
+    return is_pruned(folder) or not _problems(folder, hashes=False)
 
 
 def _delete(folder: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from paceline.config import ModelConfig, PPOConfig
-from paceline.config.files import MODEL_FILE, model_config
+from paceline.config.path_checks import MODEL_FILE, model_config
 from paceline.config.pools import device_pools, rollout_pools, tensor_parallel_size
 from paceline.machine import total_memory
 from paceline.trainer.ppo.placement import role_to_pool, update_plans

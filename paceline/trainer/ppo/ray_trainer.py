@@ -23,13 +23,12 @@ from paceline.data.changes import DataFiles
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import RLHFDataset
 from paceline.errors import ConfigError, NonFiniteError
+from paceline.files import storage_errors_in_words
 from paceline.protocol import DataProto, DataProtoFuture
-from paceline.report.files import storage_errors_in_words
+from paceline.run_folder import METRICS_FILE, STOP_FILE, VALIDATION_FOLDER, default_run_dir
 from paceline.schema import MODEL_INPUTS
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
-from paceline.trainer.launch import STOP_FILE
-from paceline.trainer.ppo.groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
 from paceline.trainer.ppo.memory import validation_batch_size
 from paceline.trainer.ppo.phases import (
     apply_kl_penalty,
@@ -52,6 +51,7 @@ from paceline.trainer.ppo.sampling import refill_groups
 from paceline.trainer.ppo.saving import Checkpoints
 from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics, check_scorable
 from paceline.trainer.ppo.validation import validate
+from paceline.trainer.ppo.worker_groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
 
@@ -154,12 +154,12 @@ class RayPPOTrainer:
         )
         self.global_step = 0
         self.run_dir = Path(
-            trainer.default_local_dir or Path("runs") / trainer.project_name / trainer.experiment_name
+            trainer.default_local_dir or default_run_dir(trainer.project_name, trainer.experiment_name)
         ).expanduser()
         self.checkpoints = Checkpoints(self)
         # A look at a run that has records leaves them as they are; the run may be going on.
-        only_a_look = self.config.trainer.val_only and (self.run_dir / "metrics.jsonl").exists()
-        self.records_dir = self.run_dir / "validation" if only_a_look else self.run_dir
+        only_a_look = self.config.trainer.val_only and (self.run_dir / METRICS_FILE).exists()
+        self.records_dir = self.run_dir / VALIDATION_FOLDER if only_a_look else self.run_dir
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open_step: OpenStep | None = None

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import ConfigError
+from paceline.run_folder import LOCK_FILE
 
-LOCK_FILE = ".lock"
 PATIENCE_SECONDS = 10.0
 """How long a run that was killed a moment ago may still hold its folder."""
 

@@ -19,19 +19,20 @@ from transformers import PreTrainedTokenizerBase
 from paceline.config import PPOConfig
 from paceline.config.load import to_dict
 from paceline.config.secrets import without_secrets
+from paceline.files import keep_old, write_atomically
 from paceline.log_file import SAMPLES_LOGGER
 from paceline.protocol import DataProto
 from paceline.redaction import redacted
 from paceline.report.dumps import dump_generations, generation_rows
-from paceline.report.environment import ENVIRONMENT_FILE, describe_environment
-from paceline.report.files import keep_old, write_atomically
+from paceline.report.environment import describe_environment
 from paceline.report.json_lines import plain
 from paceline.report.metrics import data_metrics, idle_metrics, throughput_metrics, timing_metrics
-from paceline.report.samples import SAMPLES_FOLDER, SampleFiles
-from paceline.report.status import STATUS_FILE, State, StatusWriter
+from paceline.report.samples import SampleFiles
+from paceline.report.status import State, StatusWriter
 from paceline.report.timeline import TimelineWriter, merge_spans
 from paceline.report.timing import Timer
 from paceline.report.trackers import Tracking
+from paceline.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, SAMPLES_FOLDER, STATUS_FILE, TIMELINE_FILE
 from paceline.single_controller.base import CallRecord, call_tag
 
 logger = logging.getLogger(__name__)
@@ -86,7 +87,7 @@ class RunLog:
         self._write_environment(run_dir / ENVIRONMENT_FILE, config)
         self._samples = SampleFiles(run_dir / SAMPLES_FOLDER, trainer.keep_samples, resume_step)
         shown = without_secrets(to_dict(config))
-        self._write_config(run_dir / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(shown)))
+        self._write_config(run_dir / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
             run_dir,
             trainer.logger,
@@ -97,7 +98,7 @@ class RunLog:
             config=shown,
         )
         self._config = config
-        self.timeline = TimelineWriter(run_dir / "timeline.json")
+        self.timeline = TimelineWriter(run_dir / TIMELINE_FILE)
         self._drain_call_records = drain_call_records
         self._records: list[CallRecord] = []
         self._pools = pools

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.algorithms.groups import groups_with_signal
-from paceline.config.keys import unknown_choice
 from paceline.errors import ConfigError, RewardError
 from paceline.protocol import DataProto
 from paceline.rewards import columns_of
+from paceline.text import unknown_choice
 from paceline.trainer.ppo.phases import nonfinite_places
 
 if TYPE_CHECKING:

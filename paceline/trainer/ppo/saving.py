@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import CheckpointError, StorageError, WorkerError
+from paceline.files import keep_old, storage_errors_in_words
 from paceline.protocol import DataProtoFuture
-from paceline.report.files import keep_old, storage_errors_in_words
+from paceline.run_folder import ACTOR, CHECKPOINTS_FOLDER, CRITIC, STATE, latest_step
 from paceline.trainer.ppo.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
     complete_checkpoint,
     latest_checkpoint,
-    latest_step,
     prune_checkpoints,
     read_state,
     require_intact,
@@ -53,7 +53,7 @@ class Checkpoints:
 
     def __init__(self, trainer: RayPPOTrainer) -> None:
         self.trainer = trainer
-        self.folder = trainer.run_dir / "checkpoints"
+        self.folder = trainer.run_dir / CHECKPOINTS_FOLDER
         self._unfinished: _Unfinished | None = None
 
     def begin(self) -> None:
@@ -71,7 +71,7 @@ class Checkpoints:
             for name, group in self._saved_groups().items():
                 (folder / name).mkdir()
                 saving.append(group.save_checkpoint(str((folder / name).resolve())))
-            trainer.tokenizer.save_pretrained(folder / "actor")
+            trainer.tokenizer.save_pretrained(folder / ACTOR)
         self._unfinished = _Unfinished(folder, state, saving)
 
     def follow(self) -> None:
@@ -129,12 +129,10 @@ class Checkpoints:
             return False
         state = read_state(folder)
         if lacking := [name for name in ("dataloader", "kl_ctrl") if not isinstance(state.get(name), dict)]:
-            raise CheckpointError(
-                f"{folder} is no complete checkpoint: trainer.json has no {' and no '.join(lacking)}."
-            )
+            raise CheckpointError(f"{folder} is no complete checkpoint: {STATE} has no {' and no '.join(lacking)}.")
         position = trainer.data_files.position_after(state, trainer.train_dataloader.state_dict())
         groups = self._saved_groups()
-        missing = [name for name in ("actor", "critic") if name in groups and not (folder / name).is_dir()]
+        missing = [name for name in (ACTOR, CRITIC) if name in groups and not (folder / name).is_dir()]
         if missing:
             raise CheckpointError(
                 f"{folder} has no {' and no '.join(missing)}: it was saved by a run with other roles. Resume it with "
@@ -167,7 +165,7 @@ class Checkpoints:
 
     def _saved_groups(self) -> dict[str, RayWorkerGroup]:
         """By folder: every role that has a state. Frozen ones have none but their random numbers."""
-        names = dict.fromkeys((Role.ActorRollout, Role.ActorRolloutRef), "actor")
+        names = dict.fromkeys((Role.ActorRollout, Role.ActorRolloutRef), ACTOR)
         return {
             names.get(role, role_name(role)): group
             for role, group in self.trainer.worker_groups.items()

@@ -19,7 +19,7 @@ from paceline.algorithms.advantages import (
     needs_groups,
     register_adv_estimator,
 )
-from paceline.algorithms.advantages.registry import AdvantageEstimator
+from paceline.algorithms.advantages.estimators import AdvantageEstimator
 from paceline.config.checks import KnownNames
 from paceline.errors import ConfigError
 

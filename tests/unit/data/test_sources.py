@@ -24,8 +24,8 @@ from paceline.data.sources import SOURCES, find_files, get_source, prepare
 from paceline.data.sources.full_hh_rlhf import split_dialogue
 from paceline.data.sources.hellaswag import clean
 from paceline.errors import DataError
-from paceline.rewards import registry
-from paceline.rewards.registry import _select_rm_score_fn, known_sources
+from paceline.rewards import scorers
+from paceline.rewards.scorers import _select_rm_score_fn, known_sources
 from tests.tiny import make_tiny_tokenizer
 
 GSM8K = {"question": "What is 600 + 600?", "answer": "600 + 600 = <<600+600=1200>>1200\n#### 1,200"}
@@ -403,7 +403,7 @@ def test_progress_is_logged_while_a_file_is_read(tmp_path, monkeypatch, caplog):
 
 def test_every_source_that_is_written_has_a_scorer():
     names = {name: source.data_sources for name, by_purpose in SOURCES.items() for source in by_purpose.values()}
-    assert set(names.pop("full_hh_rlhf")) <= set(registry.MODEL_SOURCES)
+    assert set(names.pop("full_hh_rlhf")) <= set(scorers.MODEL_SOURCES)
     assert {name for by_name in names.values() for name in by_name} <= set(known_sources())
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from paceline import files
 from paceline.protocol import DataProto
-from paceline.report import files
 from paceline.report.dumps import dump_generations, generation_rows
 from tests.tiny import make_tiny_tokenizer
 

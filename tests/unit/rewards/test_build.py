@@ -16,12 +16,12 @@ import pytest
 from paceline.config import SandboxConfig
 from paceline.config.load import load_config
 from paceline.errors import ConfigError, SandboxUnavailableError
-from paceline.rewards import RewardManager, load_custom_reward, make_reward_manager, register_scorer, registry
+from paceline.rewards import RewardManager, load_custom_reward, make_reward_manager, register_scorer, scorers
 from paceline.rewards.code_grader import CodeGrader, _sandbox, code_scorer
 from paceline.rewards.overlong import Overlong
-from paceline.rewards.registry import CODE_SOURCES
 from paceline.rewards.sandbox import LocalSandbox, RemoteSandbox
 from paceline.rewards.score import code
+from paceline.rewards.scorers import CODE_SOURCES
 from tests.unit.rewards.reward_batches import TOKENIZER, make_batch
 
 PROGRAM = "```python\nprint(1)\n```"
@@ -34,7 +34,7 @@ def build(**sections: Any) -> RewardManager:
 
 @pytest.fixture
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_SCORERS", dict(registry._SCORERS))
+    monkeypatch.setattr(scorers, "_SCORERS", dict(scorers._SCORERS))
 
 
 def test_the_defaults_are_those_of_a_bare_manager_with_a_deadline():

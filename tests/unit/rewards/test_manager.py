@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from paceline.errors import DataError, RewardError, UnknownDataSourceError
-from paceline.rewards import RewardManager, _select_rm_score_fn, known_sources, register_scorer, registry
+from paceline.rewards import RewardManager, _select_rm_score_fn, known_sources, register_scorer, scorers
 from paceline.rewards.score import gsm8k, math
 from tests.unit.rewards.reward_batches import RESPONSE_LENGTH, TOKENIZER, make_batch
 
 
 @pytest.fixture
 def _own_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_SCORERS", dict(registry._SCORERS))
+    monkeypatch.setattr(scorers, "_SCORERS", dict(scorers._SCORERS))
 
 
 def test_the_score_is_at_the_last_response_token_and_zero_elsewhere():

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from paceline import files
 from paceline.errors import CheckpointError
-from paceline.report import files
 from paceline.trainer.ppo import checkpoint
 from paceline.trainer.ppo.checkpoint import (
     begin_checkpoint,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from paceline.config.checks import validate
-from paceline.config.files import table_problems
+from paceline.config.path_checks import table_problems
 from paceline.errors import ConfigError, DataError, PacelineError, UnknownDataSourceError
 from paceline.trainer import preflight
 from paceline.trainer.main_ppo import run_ppo

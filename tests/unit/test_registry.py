@@ -11,17 +11,17 @@ import pytest
 
 from paceline.algorithms.advantages import get_adv_estimator
 from paceline.algorithms.policy_loss import get_policy_loss
-from paceline.engine import get_engine, register_engine
+from paceline.engine.engine_interface import get_engine, register_engine
 from paceline.errors import ConfigError
-from paceline.rewards import _select_rm_score_fn, register_scorer
-from paceline.rollout import get_rollout, register_rollout
+from paceline.rewards import _select_rm_score_fn, register_scorer, scorers
+from paceline.rollout.rollout_interface import get_rollout, register_rollout
 
 MODULE = """
 from paceline.algorithms.advantages import register_adv_estimator
 from paceline.algorithms.policy_loss import register_policy_loss
-from paceline.engine import register_engine
+from paceline.engine.engine_interface import register_engine
 from paceline.rewards import register_scorer
-from paceline.rollout import register_rollout
+from paceline.rollout.rollout_interface import register_rollout
 
 
 @register_adv_estimator(NAME, needs_critic=False)
@@ -54,6 +54,8 @@ def test_a_module_that_registers_may_be_imported_twice_and_the_latest_is_kept(tm
     name, module_name = f"test-{uuid.uuid4()}", f"registers_{uuid.uuid4().hex}"
     (tmp_path / f"{module_name}.py").write_text(f"NAME = {name!r}\n{MODULE}")
     monkeypatch.syspath_prepend(tmp_path)
+    # All scorers travel with a reward manager, and another process could not import this one.
+    monkeypatch.setattr(scorers, "_SCORERS", dict(scorers._SCORERS))
     first = importlib.import_module(module_name)
     del sys.modules[module_name]
     second = importlib.import_module(module_name)

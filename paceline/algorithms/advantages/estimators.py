@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from paceline.algorithms.registry import Registry
+from paceline.registry import Registry
 
 
 class AdvantageEstimator(Protocol):
@@ -30,14 +30,14 @@ class AdvantageEstimator(Protocol):
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _EstimatorEntry:
     estimator: AdvantageEstimator
     needs_critic: bool
     needs_groups: bool
     needs_baseline: bool
 
 
-_ESTIMATORS: Registry[_Entry] = Registry("algorithm.adv_estimator")
+_ESTIMATORS: Registry[_EstimatorEntry] = Registry("algorithm.adv_estimator")
 
 
 def register_adv_estimator(
@@ -51,7 +51,7 @@ def register_adv_estimator(
     """
 
     def decorate(estimator: AdvantageEstimator) -> AdvantageEstimator:
-        _ESTIMATORS.register(name)(_Entry(estimator, needs_critic, needs_groups, needs_baseline))
+        _ESTIMATORS.register(name)(_EstimatorEntry(estimator, needs_critic, needs_groups, needs_baseline))
         return estimator
 
     return decorate

@@ -14,12 +14,20 @@ import os
 import re
 import symtable
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from paceline.config.load import is_local_path
 from paceline.config.tables import KINDS, table_head, table_problem
+from paceline.run_folder import (
+    CHECKPOINT_PREFIX,
+    CHECKPOINTS_FOLDER,
+    STATE,
+    can_be_resumed,
+    is_pruned,
+    list_checkpoints,
+)
 from paceline.text import nearest
 
 MODEL_FILE = "config.json"
@@ -204,17 +212,13 @@ def checkpoint_problems(key: str, folder: str) -> Iterator[str]:
     path = Path(folder).expanduser()
     if not path.is_dir():
         yield f"{key}: there is no folder {folder}. Set it to a checkpoint."
-    elif (path / "trainer.pruned.json").exists():
-        yield f"{key}: {folder} was pruned and can't be resumed from. Set it to a checkpoint that has a trainer.json."
-    elif not (path / "trainer.json").exists():
-        inside = _step_folders(path) or _step_folders(path / "checkpoints")
-        hint = f"such as {inside[-1]}" if inside else "a folder named global_step_N"
-        yield f"{key}: {folder} is no checkpoint: it has no trainer.json. Set it to one, {hint}."
+    elif is_pruned(path):
+        yield f"{key}: {folder} was pruned and can't be resumed from. Set it to a checkpoint that has a {STATE}."
+    elif not can_be_resumed(path):
+        inside = _resumable(path) or _resumable(path / CHECKPOINTS_FOLDER)
+        hint = f"such as {inside[-1]}" if inside else f"a folder named {CHECKPOINT_PREFIX}N"
+        yield f"{key}: {folder} is no checkpoint: it has no {STATE}. Set it to one, {hint}."
 
 
-def _step_folders(path: Path) -> list[Path]:
-    def step(folder: Path) -> int:
-        return int(re.sub(r"\D", "", folder.name) or 0)
-
-    found: Iterable[Path] = (folder for folder in path.glob("global_step_*") if (folder / "trainer.json").exists())
-    return sorted(found, key=step)
+def _resumable(checkpoints: Path) -> list[Path]:
+    return [folder for folder in list_checkpoints(checkpoints).values() if can_be_resumed(folder)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import StorageError
-from paceline.report.files import storage_error, storage_errors_in_words
+from paceline.files import replacing, replacing_folder, storage_error, storage_errors_in_words, write_atomically
 from paceline.report.timeline import TimelineWriter, read_events
 from paceline.report.trackers import JsonlTracker, read_metrics
 
@@ -74,3 +74,46 @@ def raise_in_block(folder: Path, error: OSError) -> None:
 def test_an_error_without_a_number_names_the_folder(tmp_path: Path) -> None:
     message = str(storage_error(tmp_path / "not" / "made", RuntimeError("file write failed")))
     assert message.startswith(f"{tmp_path}/not/made can't be written: file write failed. Its disk has ")
+
+
+@pytest.mark.parametrize("many_writers", [False, True])
+def test_a_file_that_can_not_be_finished_leaves_the_old_one_and_nothing_else(
+    tmp_path: Path, many_writers: bool
+) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, b"old")
+    with largest_file(4), pytest.raises(OSError, match="large"), replacing(path, many_writers=many_writers) as new:
+        new.write_bytes(b"too much")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_writers_at_the_same_time_do_not_touch_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path, many_writers=True) as one, replacing(path, many_writers=True) as other:
+        one.write_bytes(b"one")
+        other.write_bytes(b"other")
+    assert path.read_bytes() == b"one"  # whose block ended last
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_single_writer_that_was_killed_leaves_nothing_for_ever(tmp_path: Path) -> None:
+    with replacing(tmp_path / "file") as temporary:
+        temporary.write_bytes(b"1")
+    temporary.write_bytes(b"half")
+    write_atomically(tmp_path / "file", b"2", durable=False)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_a_folder_takes_the_place_of_the_old_one_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    with replacing_folder(path) as temporary:
+        (temporary / "a").touch()
+    with pytest.raises(OSError, match="full"), replacing_folder(path) as temporary:
+        raise OSError("full")
+    assert [child.name for child in path.iterdir()] == ["a"]
+    with replacing_folder(path) as temporary:
+        (temporary / "sub").mkdir()
+        (temporary / "sub" / "b").touch()
+    assert sorted(child.name for child in path.rglob("*")) == ["b", "sub"]
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, and those of an earlier run put aside, never overwritten."""
+"""Files that are written whole or not at all, and put aside instead of overwritten, whatever is in them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import itertools
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -81,13 +82,50 @@ def keep_old(path: Path) -> None:
     logger.info("%s is of an earlier run; kept as %s", path, kept.name)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file so that a reader sees the old content or the new, never a part."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(content)
-    sync(temporary)
-    temporary.replace(path)
-    sync(path.parent)
+    with replacing(path, durable=durable) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path, *, durable: bool = True, many_writers: bool = False) -> Iterator[Path]:
+    """A name beside `path` to write a file to, which takes the place of `path` when the block ends without an error.
+
+    A `durable` file is on the disk by then; others are whole as long as the machine stays up. With `many_writers` each
+    has a name of its own. A single writer always takes the same: if it is killed, its next write removes what is left.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp" if many_writers else f".{path.name}.tmp")
+    try:
+        yield temporary
+        if durable:
+            sync(temporary)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        sync(path.parent)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """The same for a folder: an empty one with a hidden name, which takes the place of `path` when the block ends."""
+    temporary, old = (path.with_name(f".{path.name}.{ending}") for ending in ("tmp", "old"))
+    for left_over in (temporary, old):
+        shutil.rmtree(left_over, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        sync_tree(temporary)
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        for left_over in (temporary, old):
+            shutil.rmtree(left_over, ignore_errors=True)
 
 
 def sync(path: Path) -> None:
@@ -97,3 +135,11 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """The same for a folder and all that is in it."""
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            sync(Path(parent) / name)
+        sync(Path(parent))

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, cast
 
-from paceline.config import keys
 from paceline.errors import ConfigError
+from paceline.text import unknown_choice
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
-
-
-def unknown_choice(key: str, asked: str, known: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among the known ones; `key` is the configuration key to set."""
-    return ConfigError(keys.unknown_choice(key, asked, sorted(known)))
 
 
 class Registry(Generic[T]):
@@ -52,7 +47,7 @@ class Registry(Generic[T]):
         if name not in self._entries and name in self._modules:
             importlib.import_module(self._modules[name])
         if name not in self._entries:
-            raise unknown_choice(self._key, name, self._modules.keys() | self._entries)
+            raise ConfigError(unknown_choice(self._key, name, sorted(self._modules.keys() | self._entries)))
         return self._entries[name]
 
 

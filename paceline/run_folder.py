@@ -1,0 +1,93 @@
+"""The layout of a run's folder: what its files are called, how its checkpoints are found, which of them are complete.
+
+    <run>/
+      config.yaml  environment.json  status.json  metrics.jsonl  timeline.json
+      samples/     logs/             tensorboard/ wandb_run_id.txt
+      validation/                    the same files, of a look (trainer.val_only) at a run that has records
+      stop                           asks the run to end after its step
+      checkpoints/
+        global_step_20/              actor/  critic/  trainer.json  manifest.json
+        global_step_10/              critic/  trainer.pruned.json     one that lost a part: not to be resumed from
+        latest_checkpointed_iteration.txt                             the step of the newest complete one
+
+Nothing is written here. `paceline.trainer.ppo.checkpoint` writes checkpoints and verifies what is in them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+CONFIG_FILE = "config.yaml"
+ENVIRONMENT_FILE = "environment.json"
+STATUS_FILE = "status.json"
+METRICS_FILE = "metrics.jsonl"
+TIMELINE_FILE = "timeline.json"
+WANDB_RUN_ID_FILE = "wandb_run_id.txt"
+LOCK_FILE = ".lock"
+STOP_FILE = "stop"
+"""A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
+SAMPLES_FOLDER = "samples"
+LOGS_FOLDER = "logs"
+TENSORBOARD_FOLDER = "tensorboard"
+VALIDATION_FOLDER = "validation"
+CHECKPOINTS_FOLDER = "checkpoints"
+
+LATEST = "latest_checkpointed_iteration.txt"
+STATE = "trainer.json"
+"""There as long as the checkpoint can be resumed from."""
+PRUNED_STATE = "trainer.pruned.json"
+MANIFEST = "manifest.json"
+ACTOR = "actor"
+CRITIC = "critic"
+
+CHECKPOINT_PREFIX = "global_step_"
+_CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
+
+
+def default_run_dir(project: str, experiment: str) -> Path:
+    """Where a run is kept that names no folder."""
+    return Path("runs") / project / experiment
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of a checkpoint's folder.
+
+    >>> checkpoint_name(20)
+    'global_step_20'
+    """
+    return f"{CHECKPOINT_PREFIX}{step}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in the name of a checkpoint's folder; None of any other folder, also of one that was set aside.
+
+    >>> step_of(Path("checkpoints/global_step_20")), step_of(Path("checkpoints/global_step_20.1"))
+    (20, None)
+    """
+    match = _CHECKPOINT.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def list_checkpoints(checkpoints: Path) -> dict[int, Path]:
+    """Step to folder, oldest first; those that were set aside or are being written are left out."""
+    found = {step: path for path in checkpoints.glob(f"{CHECKPOINT_PREFIX}*") if (step := step_of(path)) is not None}
+    return dict(sorted(found.items()))
+
+
+def can_be_resumed(checkpoint: Path) -> bool:
+    """Whether a checkpoint was completed and not pruned since. Its files are not looked at."""
+    return (checkpoint / STATE).exists()
+
+
+def is_pruned(checkpoint: Path) -> bool:
+    """Whether the actor's or the critic's part was deleted, to save room."""
+    return (checkpoint / PRUNED_STATE).exists()
+
+
+def latest_step(checkpoints: Path) -> int | None:
+    """The step of the checkpoint that was completed last, as the pointer says."""
+    try:
+        return int((checkpoints / LATEST).read_text())
+    except (OSError, ValueError):
+        return None

@@ -84,7 +84,7 @@ def check_packages() -> Iterator[Finding]:
     """The packages that paceline requires, and its extras."""
     from packaging.requirements import Requirement
 
-    from paceline.config.checks import OPTIONAL_BACKENDS
+    from paceline.config.checks.key_checks import OPTIONAL_BACKENDS
 
     if _version("paceline") is None:
         yield Finding(
@@ -184,7 +184,7 @@ def check_vllm() -> Iterator[Finding]:
 
 def check_backends() -> Iterator[Finding]:
     """The training backends that are not part of paceline: in this environment, or in one of their own beside it."""
-    from paceline.config.checks import OPTIONAL_BACKENDS
+    from paceline.config.checks.key_checks import OPTIONAL_BACKENDS
 
     for name in OPTIONAL_BACKENDS:
         beside = Path(".backends") / name

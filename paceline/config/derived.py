@@ -1,10 +1,15 @@
-"""Sections with what they leave open (null) taken from others."""
+"""What follows from several sections: those that leave something open (null) completed, and which roles there are."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from paceline.config import CriticConfig, PPOConfig, RewardModelConfig
+
+
+def uses_reference(config: PPOConfig) -> bool:
+    """Whether a KL term needs the reference policy."""
+    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
 
 
 def critic_config(config: PPOConfig) -> CriticConfig:

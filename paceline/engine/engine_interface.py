@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.algorithms.registry import Registry
+from paceline.catalog import BACKENDS, BackendEntry
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
@@ -201,23 +202,30 @@ class Engine(ABC):
 
 
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
-MODULES = {
-    name: f"paceline.engine.backends.{module}"
-    for name, module in {
-        "local": "local_engine",
-        "fsdp": "fsdp",
-        "fsdp2": "fsdp",
-        "torchtitan": "torchtitan",
-        "veomni": "veomni",
-        "megatron": "megatron",
-    }.items()
-}
-_ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
+_ENGINES: Registry[type[Engine]] = Registry("strategy", BACKENDS.modules)
 
 
 def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
-    """Class decorator: makes an engine known as `strategy=name`."""
-    return _ENGINES.register(name)
+    """Class decorator: makes an engine known as `strategy=name`. What a built-in one takes, the catalogue says."""
+
+    def decorate(engine: EngineClass) -> EngineClass:
+        _ENGINES.register(name)(engine)
+        if engine.__module__ == BACKENDS.modules.get(name):
+            can = BACKENDS.built_in[name]
+            engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
+        else:
+            BACKENDS.add(
+                name,
+                BackendEntry(
+                    engine.__module__,
+                    lora=engine.takes_lora,
+                    bfloat16=engine.takes_bfloat16,
+                    offload=engine.takes_offload,
+                ),
+            )
+        return engine
+
+    return decorate
 
 
 def get_engine(name: str) -> type[Engine]:

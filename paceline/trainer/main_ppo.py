@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from paceline.config import PPOConfig
-from paceline.config.checks import KnownNames, unused_settings, validate
+from paceline.config.checks import known_names, unused_settings, validate
 from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
@@ -236,48 +236,6 @@ def with_device(cfg: PPOConfig) -> PPOConfig:
     if cfg.trainer.device is not None:
         return cfg
     return validate(auto_set_device(cfg), known=known_names(cfg))
-
-
-def known_names(cfg: PPOConfig) -> KnownNames:
-    """The built-in names, and those of `cfg` that were registered in this process.
-
-    Registering imports the registry, so a registry that nobody imported has nothing to add and is left alone.
-    """
-    known = KnownNames()
-    actor = cfg.actor_rollout_ref.actor
-    estimator = cfg.algorithm.adv_estimator
-    advantages = "paceline.algorithms.advantages"
-    if _is_registered(advantages, "get_adv_estimator", estimator) and estimator not in known.adv_estimators:
-        registry = sys.modules[advantages]
-        needs_critic, needs_groups, needs_baseline = (
-            ask(estimator) for ask in (registry.needs_critic, registry.needs_groups, registry.needs_baseline)
-        )
-        known = dataclasses.replace(
-            known,
-            adv_estimators=(*known.adv_estimators, estimator),
-            critic_estimators=(*known.critic_estimators, *([estimator] if needs_critic else [])),
-            group_estimators=(*known.group_estimators, *([estimator] if needs_groups else [])),
-            baseline_estimators=(*known.baseline_estimators, *([estimator] if needs_baseline else [])),
-        )
-    if _is_registered("paceline.algorithms.policy_loss", "get_policy_loss", actor.policy_loss.loss_mode):
-        known = dataclasses.replace(known, policy_losses=(*known.policy_losses, actor.policy_loss.loss_mode))
-    for strategy in (actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy):
-        # Asking the registry for a known one would import it, and its package may be missing.
-        if strategy not in known.strategies and _is_registered("paceline.engine", "get_engine", strategy):
-            known = dataclasses.replace(known, strategies=(*known.strategies, strategy))
-    if _is_registered("paceline.rollout", "get_rollout", cfg.actor_rollout_ref.rollout.name):
-        known = dataclasses.replace(known, rollouts=(*known.rollouts, cfg.actor_rollout_ref.rollout.name))
-    return known
-
-
-def _is_registered(module: str, getter: str, name: str) -> bool:
-    if module not in sys.modules:
-        return False
-    try:
-        getattr(sys.modules[module], getter)(name)
-    except ConfigError:
-        return False
-    return True
 
 
 def auto_set_device(config: AnyConfig) -> AnyConfig:

@@ -21,6 +21,7 @@ LEVELS = {
     "machine": 0,
     "redaction": 0,
     "external": 0,
+    "catalog": 0,
     "config": 1,
     "private_apis": 1,
     "algorithms": 2,
@@ -38,6 +39,7 @@ LEVELS = {
 # Packages that a layer must do without, also inside functions.
 FORBIDDEN = {
     "machine": {"ray", "torch", "transformers"},
+    "catalog": {"ray", "torch", "transformers", "paceline"},
     "config": {"ray", "torch", "transformers"},
     "algorithms": {"ray", "transformers"},
     "protocol": {"transformers"},

@@ -13,17 +13,18 @@ from paceline.config.checks.algorithm_checks import check_algorithm
 from paceline.config.checks.backend_checks import check_backends
 from paceline.config.checks.batch_checks import check_batches_and_pools
 from paceline.config.checks.data_checks import check_columns, check_data
-from paceline.config.checks.key_checks import KnownNames, check_choices, check_loggers, check_ranges
+from paceline.config.checks.key_checks import KnownNames, check_choices, check_loggers, check_ranges, known_names
 from paceline.config.checks.model_checks import check_lora, check_models
 from paceline.config.checks.reward_checks import check_rewards
 from paceline.config.checks.run_checks import check_run
 from paceline.config.checks.sampling_checks import check_sampling
+from paceline.config.derived import uses_reference
 from paceline.config.field_rules import OnlyWith, Range
 from paceline.config.keys import known_keys, value_of
 from paceline.config.load import Config, read_config
 from paceline.errors import ConfigError
 
-__all__ = ["KnownNames", "Range", "check_config", "check_loggers", "unused_settings", "validate"]
+__all__ = ["KnownNames", "Range", "check_config", "check_loggers", "known_names", "unused_settings", "validate"]
 
 
 def validate(config: Config, *, device: str | None = None, known: KnownNames | None = None) -> PPOConfig:
@@ -71,10 +72,9 @@ def unused_settings(cfg: PPOConfig, known: KnownNames | None = None) -> list[str
     """
     known = known or KnownNames()
     has_critic = cfg.algorithm.adv_estimator in known.critic_estimators
-    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
     parts = (
         (has_critic, OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
-        (has_reference, OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
+        (uses_reference(cfg), OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
         (cfg.reward_model.enable, OnlyWith.REWARD_MODEL, "reward_model.enable=False"),
     )
     notes = []

@@ -5,48 +5,51 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
+from paceline.catalog import BACKENDS
 from paceline.config import PPOConfig
-from paceline.config.checks.key_checks import OPTIONAL_BACKENDS, TENSOR_PARALLEL
+from paceline.config.derived import uses_reference
 from paceline.config.keys import ACTOR, MODEL, known_keys, value_of
 
 
 def check_backends(cfg: PPOConfig, use_critic: bool, device: str | None) -> Iterator[str]:
-    """What the backends of optional packages can't do."""
+    """What the chosen backends can't do."""
     sections = [ACTOR, *(["critic"] if use_critic else []), *(["reward_model"] if cfg.reward_model.enable else [])]
     for section in sections:
         strategy = value_of(cfg, f"{section}.strategy")
         model = MODEL if section == ACTOR else f"{section}.model"
-        if strategy not in OPTIONAL_BACKENDS:
+        backend = BACKENDS.get(strategy)
+        if backend is None:
             continue
-        if importlib.util.find_spec(strategy) is None:
+        if backend.package is not None and importlib.util.find_spec(backend.package) is None:
             yield (
                 f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
                 f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
                 f"{section}.strategy=fsdp2."
             )
-        if strategy in TENSOR_PARALLEL and value_of(cfg, f"{model}.use_remove_padding"):
+        if not backend.packing and value_of(cfg, f"{model}.use_remove_padding"):
             yield (
                 f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
                 f"False, or {section}.strategy to fsdp2 or veomni."
             )
-        if (dtype := value_of(cfg, f"{model}.compute_dtype")) != "float32":
+        dtype = value_of(cfg, f"{model}.compute_dtype")
+        if dtype != "float32" and not backend.bfloat16:
             yield (
-                f"{model}.compute_dtype={dtype}: {section}.strategy={strategy} computes "
-                f"in float32. Set it to that, or {section}.strategy=fsdp2."
+                f"{model}.compute_dtype={dtype}: {section}.strategy={strategy} computes in float32. "
+                f"Set it to that, or {section}.strategy=fsdp2."
             )
         offload = [f"{section if section == ACTOR else model}.fsdp_config."]
-        if section == ACTOR and (cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward):
+        if section == ACTOR and uses_reference(cfg):
             offload.append("actor_rollout_ref.ref.fsdp_config.")
         for key in known_keys():
-            if key.startswith(tuple(offload)) and value_of(cfg, key):
+            if not backend.offload and key.startswith(tuple(offload)) and value_of(cfg, key):
                 yield (
                     f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
                     f"{section}.strategy=fsdp2."
                 )
         recomputes = section != "reward_model" and value_of(cfg, f"{model}.enable_gradient_checkpointing")
-        if strategy == "megatron" and device == "cpu" and recomputes:
+        if not backend.recomputes_on_cpu and device == "cpu" and recomputes:
             yield (
-                f"{model}.enable_gradient_checkpointing=True: {section}.strategy=megatron does not recompute "
+                f"{model}.enable_gradient_checkpointing=True: {section}.strategy={strategy} does not recompute "
                 "activations on a CPU. Set it to False."
             )
 
@@ -56,7 +59,7 @@ def check_tensor_parallelism(
 ) -> Iterator[str]:
     megatron: dict[str, tuple[str, int]] = {}
     for section, strategy, pool in strategies:
-        for name in TENSOR_PARALLEL:
+        for name in (name for name, backend in BACKENDS.built_in.items() if backend.tensor_parallel):
             key = f"{section}.{name}.tensor_model_parallel_size"
             size = value_of(cfg, key)
             if size > 1 and strategy != name:

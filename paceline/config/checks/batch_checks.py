@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from paceline.catalog import BACKENDS
 from paceline.config import PPOConfig
 from paceline.config.checks.backend_checks import check_tensor_parallelism
 from paceline.config.keys import ACTOR, ROLLOUT
@@ -52,10 +53,11 @@ def check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
         strategies.append(("reward_model", cfg.reward_model.strategy, critic_pool))
     yield from check_tensor_parallelism(cfg, strategies, pools)
     for section, strategy, pool in strategies:
-        if strategy == "local" and sum(pools[pool]) > 1:
+        backend = BACKENDS.get(strategy)
+        if backend is not None and not backend.many_devices and sum(pools[pool]) > 1:
             advice = "trainer.n_gpus_per_node=1" if pool == GLOBAL_POOL else "give the pool one device"
             yield (
-                f"{section}.strategy=local works on one device, and {pool} has {sum(pools[pool])}. "
+                f"{section}.strategy={strategy} works on one device, and {pool} has {sum(pools[pool])}. "
                 f"Set {section}.strategy=fsdp2 or {advice}."
             )
     told: set[tuple[int, str]] = set()

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
 from paceline.config import PPOConfig
 from paceline.config.field_rules import Each, Range
 from paceline.config.keys import ACTOR, ROLLOUT, known_keys, value_of
@@ -14,33 +15,39 @@ from paceline.config.unsupported import refused_choice
 
 @dataclass(frozen=True)
 class KnownNames:
-    """Names that a configuration may choose from. The trainer adds what users registered."""
+    """Names that a configuration may choose from: those that are built in, unless said otherwise."""
 
-    adv_estimators: tuple[str, ...] = (
-        "gae",
-        "grpo",
-        "rloo",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
+    adv_estimators: tuple[str, ...] = tuple(ESTIMATORS.built_in)
+    critic_estimators: tuple[str, ...] = tuple(
+        name for name, entry in ESTIMATORS.built_in.items() if entry.needs_critic
     )
-    critic_estimators: tuple[str, ...] = ("gae",)
     """Those of adv_estimators that need a critic."""
-    group_estimators: tuple[str, ...] = ("grpo", "rloo", "reinforce_plus_plus_baseline")
+    group_estimators: tuple[str, ...] = tuple(name for name, entry in ESTIMATORS.built_in.items() if entry.needs_groups)
     """Those of adv_estimators that compare the responses to one prompt."""
-    baseline_estimators: tuple[str, ...] = ("remax",)
+    baseline_estimators: tuple[str, ...] = tuple(
+        name for name, entry in ESTIMATORS.built_in.items() if entry.needs_baseline
+    )
     """Those of adv_estimators that compare with a greedy response."""
-    policy_losses: tuple[str, ...] = ("vanilla", "gspo", "cispo")
-    strategies: tuple[str, ...] = ("local", "fsdp", "fsdp2", "torchtitan", "veomni", "megatron")
-    rollouts: tuple[str, ...] = ("native", "vllm", "hf")
-    loggers: tuple[str, ...] = ("console", "tensorboard", "wandb")
+    policy_losses: tuple[str, ...] = tuple(LOSSES.built_in)
+    strategies: tuple[str, ...] = tuple(BACKENDS.built_in)
+    rollouts: tuple[str, ...] = tuple(ROLLOUTS.built_in)
+    loggers: tuple[str, ...] = tuple(LOGGERS.built_in)
 
 
-LORA_STRATEGIES = ("local", "fsdp2")
-"""Those of KnownNames.strategies that train adapters."""
-OPTIONAL_BACKENDS = ("torchtitan", "veomni", "megatron")
-"""Each is called as the package that it imports."""
-TENSOR_PARALLEL = ("megatron", "torchtitan")
+def known_names(cfg: PPOConfig) -> KnownNames:
+    """The built-in names, and those of `cfg` that were registered in this process."""
+    actor = cfg.actor_rollout_ref.actor
+    estimators = ESTIMATORS.with_registered([cfg.algorithm.adv_estimator])
+    strategies = (actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy)
+    return KnownNames(
+        adv_estimators=tuple(estimators),
+        critic_estimators=tuple(name for name, entry in estimators.items() if entry.needs_critic),
+        group_estimators=tuple(name for name, entry in estimators.items() if entry.needs_groups),
+        baseline_estimators=tuple(name for name, entry in estimators.items() if entry.needs_baseline),
+        policy_losses=tuple(LOSSES.with_registered([actor.policy_loss.loss_mode])),
+        strategies=tuple(BACKENDS.with_registered(strategies)),
+        rollouts=tuple(ROLLOUTS.with_registered([cfg.actor_rollout_ref.rollout.name])),
+    )
 
 
 def check_ranges(cfg: PPOConfig) -> Iterator[str]:
@@ -79,8 +86,12 @@ def check_loggers(names: Iterable[str], known: Iterable[str] = KnownNames.logger
     """Problems of trainer.logger: unknown names, and trackers whose package is not installed."""
     for name in names:
         yield from _check_choice("trainer.logger", name, known)
-        if name == "wandb" and importlib.util.find_spec("wandb") is None:
-            yield "trainer.logger=wandb needs the package wandb, which is not installed: pip install wandb==0.28.2"
+        tracker = LOGGERS.get(name)
+        if tracker is not None and tracker.package and importlib.util.find_spec(tracker.package) is None:
+            yield (
+                f"trainer.logger={name} needs the package {tracker.package}, which is not installed: "
+                f"pip install {tracker.requirement}"
+            )
 
 
 def _check_choice(key: str, value: str, known: Iterable[str]) -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from paceline.catalog import BACKENDS
 from paceline.config import PPOConfig, RewardModelModelConfig
-from paceline.config.checks.key_checks import LORA_STRATEGIES, KnownNames
+from paceline.config.derived import uses_reference
 from paceline.config.files import model_problems, tokenizer_problems
 from paceline.config.keys import ACTOR, MODEL
 from paceline.config.pools import device_pools, rollout_pools
@@ -49,17 +50,18 @@ def check_lora(cfg: PPOConfig) -> Iterator[str]:
     model, strategy = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.strategy
     if model.lora_rank < 1:
         return
-    if strategy in KnownNames.strategies and strategy not in LORA_STRATEGIES:
+    backend = BACKENDS.get(strategy)
+    if backend is not None and not backend.lora:
+        with_lora = [name for name, entry in BACKENDS.built_in.items() if entry.lora]
         yield (
             f"{MODEL}.lora_rank={model.lora_rank} with {ACTOR}.strategy={strategy}, which has no LoRA. Set "
-            f"{ACTOR}.strategy to {' or '.join(LORA_STRATEGIES)}, or lora_rank to 0."
+            f"{ACTOR}.strategy to {' or '.join(with_lora)}, or lora_rank to 0."
         )
     try:
         actor_pool, generating = next(iter(device_pools(cfg.trainer))), rollout_pools(cfg.trainer)
     except ConfigError:  # told elsewhere
         actor_pool, generating = "", [""]
-    has_reference = cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
-    if has_reference and actor_pool not in generating:
+    if uses_reference(cfg) and actor_pool not in generating:
         yield (
             f"{MODEL}.lora_rank={model.lora_rank} with a KL term: actor and reference are one model, which "
             f"also generates. Set trainer.placement.rollout_on=[{','.join([actor_pool, *generating])}]."

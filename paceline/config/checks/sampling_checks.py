@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
+from paceline.catalog import ROLLOUTS
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
-from paceline.config.checks.key_checks import KnownNames
 from paceline.config.field_rules import OnlyWith
 from paceline.config.keys import ACTOR, ROLLOUT, known_keys, value_of
 
@@ -36,8 +36,8 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
         )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
-    elif rollout.name in KnownNames.rollouts:
-        if rollout.tensor_model_parallel_size > 1:
+    elif (engine := ROLLOUTS.built_in.get(rollout.name)) is not None:
+        if rollout.tensor_model_parallel_size > 1 and not engine.tensor_parallel:
             yield (
                 f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: the {rollout.name} "
                 f"rollout keeps a whole model on each device. Set it to 1, or {ROLLOUT}.name=vllm."

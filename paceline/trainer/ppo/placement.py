@@ -11,18 +11,13 @@ from math import ceil
 from paceline.algorithms.advantages import needs_critic
 from paceline.algorithms.policy_loss import usual_loss_agg_mode
 from paceline.config import ActorConfig, PPOConfig
-from paceline.config.derived import critic_config
+from paceline.config.derived import critic_config, uses_reference
 from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools, rollout_pools
 
 
 def uses_critic(cfg: PPOConfig) -> bool:
     """Whether the estimator needs a critic."""
     return needs_critic(cfg.algorithm.adv_estimator)
-
-
-def uses_reference(cfg: PPOConfig) -> bool:
-    """Whether a KL term needs the reference policy."""
-    return cfg.actor_rollout_ref.actor.use_kl_loss or cfg.algorithm.use_kl_in_reward
 
 
 def uses_reward_model(cfg: PPOConfig) -> bool:

@@ -214,15 +214,14 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
             can = BACKENDS.built_in[name]
             engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
         else:
-            BACKENDS.add(
-                name,
-                BackendEntry(
-                    engine.__module__,
-                    lora=engine.takes_lora,
-                    bfloat16=engine.takes_bfloat16,
-                    offload=engine.takes_offload,
-                ),
+            # A class that is no Engine, and does not say what it takes, refuses it by itself.
+            entry = BackendEntry(
+                engine.__module__,
+                lora=getattr(engine, "takes_lora", True),
+                bfloat16=getattr(engine, "takes_bfloat16", True),
+                offload=getattr(engine, "takes_offload", True),
             )
+            BACKENDS.add(name, entry)
         return engine
 
     return decorate

@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from paceline.config import PPOConfig
-from paceline.config.checks import known_names, unused_settings, validate
+from paceline.config.checks import all_problems, check_surroundings, known_names, unused_settings
 from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
@@ -63,38 +63,39 @@ class TaskRunner:
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
         # One of these, or actor and rollout apart if they are on other pools.
-        for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.Rollout):
-            self._add(role, ActorRolloutRefWorker, config)
+        roles = (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.Rollout)
+        self._add(config, ActorRolloutRefWorker, *roles)
 
     def add_critic_worker(self, config: Config) -> None:
         """The value model, if the estimator needs one."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import TrainingWorker
 
-        self._add(Role.Critic, TrainingWorker, config)
+        self._add(config, TrainingWorker, Role.Critic)
 
     def add_ref_policy_worker(self, config: Config) -> None:
         """The frozen reference, if a KL term needs it."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
-        self._add(Role.RefPolicy, ActorRolloutRefWorker, config)
+        self._add(config, ActorRolloutRefWorker, Role.RefPolicy)
 
     def add_reward_model_worker(self, config: Config) -> None:
         """The model that scores, if the configuration wants one."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import TrainingWorker
 
-        self._add(Role.RewardModel, TrainingWorker, config)
+        self._add(config, TrainingWorker, Role.RewardModel)
 
-    def _add(self, role: Enum, worker: type, config: Config) -> None:
-        """Add a role if the configuration has it."""
+    def _add(self, config: Config, worker: type, *roles: Enum) -> None:
+        """Add those of the roles that the configuration has."""
         from paceline.trainer.ppo.placement import role_to_pool
 
-        pool = role_to_pool(load_config(config)).get(role.name)
-        if pool is not None:
-            self.role_worker_mapping[role] = worker
-            self.mapping[role] = pool
+        pools = role_to_pool(load_config(config))
+        for role in roles:
+            if role.name in pools:
+                self.role_worker_mapping[role] = worker
+                self.mapping[role] = pools[role.name]
 
     def init_resource_pool_mgr(self, config: Config) -> ResourcePoolManager:
         """The pools that the configuration asks for, with the roles that were added."""
@@ -207,17 +208,13 @@ def shown_without_our_frames(error: ConfigError) -> None:
 
 def complete_config(config: Config) -> PPOConfig:
     """`config` over the defaults, checked, with the device and the run's folder filled in."""
-    cfg, _ = read_config(config)
+    cfg, unread = read_config(config)
     problems: list[str] = []
     try:
         import_external(cfg.actor_rollout_ref.model.external_lib)
     except ConfigError as error:
         problems = error.problems
-    known = known_names(cfg)
-    try:
-        cfg = validate(config, known=known)
-    except ConfigError as error:
-        problems += error.problems
+    problems += all_problems(cfg, unread, known=known_names(cfg))
     if problems:
         raise ConfigError(problems)
     trainer = cfg.trainer
@@ -228,14 +225,21 @@ def complete_config(config: Config) -> PPOConfig:
         Path("runs") / trainer.project_name / trainer.experiment_name
     )
     filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
-    return validate(dataclasses.replace(cfg, trainer=filled), known=known)
+    return _checked(dataclasses.replace(cfg, trainer=filled))
 
 
 def with_device(cfg: PPOConfig) -> PPOConfig:
     """`cfg` with the device of the cluster that was joined, checked again, if it was not known before."""
     if cfg.trainer.device is not None:
         return cfg
-    return validate(auto_set_device(cfg), known=known_names(cfg))
+    return _checked(auto_set_device(cfg))
+
+
+def _checked(cfg: PPOConfig) -> PPOConfig:
+    """`cfg`, whose device or folder was filled in after everything else was checked."""
+    if problems := check_surroundings(cfg, known=known_names(cfg)):
+        raise ConfigError(problems)
+    return cfg
 
 
 def auto_set_device(config: AnyConfig) -> AnyConfig:

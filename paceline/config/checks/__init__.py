@@ -21,7 +21,7 @@ from paceline.config.checks.sampling_checks import check_sampling
 from paceline.config.derived import uses_reference
 from paceline.config.field_rules import OnlyWith, Range
 from paceline.config.keys import known_keys, value_of
-from paceline.config.load import Config, read_config
+from paceline.config.load import Config, Problems, read_config
 from paceline.errors import ConfigError
 
 __all__ = ["KnownNames", "Range", "check_config", "check_loggers", "known_names", "unused_settings", "validate"]
@@ -29,12 +29,19 @@ __all__ = ["KnownNames", "Range", "check_config", "check_loggers", "known_names"
 
 def validate(config: Config, *, device: str | None = None, known: KnownNames | None = None) -> PPOConfig:
     """The complete configuration, or a ConfigError with all problems of its keys, types and values."""
-    cfg, problems = read_config(config)
-    # A key that could not be read has its default now: what the checks say of it would confuse.
-    checked = [problem for problem in check_config(cfg, device=device, known=known) if _about(problem) not in problems]
-    if problems or checked:
-        raise ConfigError([*problems.values(), *checked])
+    cfg, unread = read_config(config)
+    if problems := all_problems(cfg, unread, device=device, known=known):
+        raise ConfigError(problems)
     return cfg
+
+
+def all_problems(
+    cfg: PPOConfig, unread: Problems, *, device: str | None = None, known: KnownNames | None = None
+) -> list[str]:
+    """The problems of `read_config`, and those of the configuration that it gave."""
+    # A key that could not be read has its default now: what the checks say of it would confuse.
+    checked = [problem for problem in check_config(cfg, device=device, known=known) if _about(problem) not in unread]
+    return [*unread.values(), *checked]
 
 
 def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
@@ -55,14 +62,20 @@ def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames
         *check_algorithm(cfg, known, use_critic),
         *check_rewards(cfg),
         *check_sampling(cfg),
-        *check_run(cfg, device or cfg.trainer.device),
-        *check_backends(cfg, use_critic, device or cfg.trainer.device),
+        *check_surroundings(cfg, device=device, known=known),
     ]
     # Arithmetic on numbers that are out of range would only add confusion.
     if not out_of_range:
         problems += check_columns(cfg)
         problems += check_batches_and_pools(cfg, use_critic)
     return problems
+
+
+def check_surroundings(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
+    """Those of the problems that depend on the device and on the run's folder, which may be filled in last."""
+    device = device or cfg.trainer.device
+    use_critic = cfg.algorithm.adv_estimator in (known or KnownNames()).critic_estimators
+    return [*check_run(cfg, device), *check_backends(cfg, use_critic, device)]
 
 
 def unused_settings(cfg: PPOConfig, known: KnownNames | None = None) -> list[str]:

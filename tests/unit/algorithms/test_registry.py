@@ -11,17 +11,17 @@ import pytest
 
 from paceline.algorithms.advantages import get_adv_estimator
 from paceline.algorithms.policy_loss import get_policy_loss
-from paceline.engine.registry import get_engine, register_engine
+from paceline.engine import get_engine, register_engine
 from paceline.errors import ConfigError
 from paceline.rewards import _select_rm_score_fn, register_scorer
-from paceline.rollout.registry import get_rollout, register_rollout
+from paceline.rollout import get_rollout, register_rollout
 
 MODULE = """
 from paceline.algorithms.advantages import register_adv_estimator
 from paceline.algorithms.policy_loss import register_policy_loss
-from paceline.engine.registry import register_engine
+from paceline.engine import register_engine
 from paceline.rewards import register_scorer
-from paceline.rollout.registry import register_rollout
+from paceline.rollout import register_rollout
 
 
 @register_adv_estimator(NAME, needs_critic=False)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import uuid
 from dataclasses import replace
@@ -13,7 +12,8 @@ from paceline.algorithms.policy_loss import get_policy_loss, register_policy_los
 from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
 from paceline.config.checks import check_config, known_names
 from paceline.config.load import load_config
-from paceline.engine import HfEngine, get_engine, register_engine
+from paceline.engine import HfEngine, engine_interface, get_engine, register_engine
+from paceline.rollout import rollout_interface
 from paceline.rollout.rollout_interface import get_rollout, register_rollout
 
 CATALOGS = {"estimators": ESTIMATORS, "losses": LOSSES, "backends": BACKENDS, "rollouts": ROLLOUTS, "loggers": LOGGERS}
@@ -44,7 +44,9 @@ def test_a_built_in_engine_takes_what_the_catalogue_says(name: str) -> None:
     )
 
 
-def test_registering_adds_to_the_catalogue() -> None:
+def test_registering_adds_to_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (engine_interface._ENGINES, rollout_interface._ENGINES):  # other tests look at all names
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     name = f"test-{uuid.uuid4()}"
     register_adv_estimator(name, needs_critic=True, needs_baseline=True)(lambda **_: None)  # type: ignore[arg-type]
     register_policy_loss(name)(lambda **_: None)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import torch
 
 from paceline.algorithms.aggregation import LOSS_AGG_MODES, Aggregate
 from paceline.algorithms.masking import masked_mean, masked_sum, zero_outside
+from paceline.catalog import LOSSES, LossEntry
 from paceline.errors import ConfigError
 from paceline.registry import Registry
 from paceline.text import unknown_choice
@@ -47,7 +48,7 @@ class PolicyLoss(Protocol):
 @dataclass(frozen=True)
 class _LossEntry:
     loss: PolicyLoss
-    loss_agg_mode: str
+    about: LossEntry
 
 
 _POLICY_LOSSES: Registry[_LossEntry] = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
@@ -62,7 +63,19 @@ def register_policy_loss(name: str, *, loss_agg_mode: str = "token-mean") -> Cal
         raise ConfigError(unknown_choice("loss_agg_mode", loss_agg_mode, sorted(LOSS_AGG_MODES)))
 
     def decorate(loss: PolicyLoss) -> PolicyLoss:
-        _POLICY_LOSSES.register(name)(_LossEntry(loss, loss_agg_mode))
+        about = LossEntry(loss.__module__, loss_agg_mode)
+        _POLICY_LOSSES.register(name)(_LossEntry(loss, about))
+        LOSSES.add(name, about)
+        return loss
+
+    return decorate
+
+
+def _built_in(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
+    """Decorator: the loss that the catalogue has as `name`."""
+
+    def decorate(loss: PolicyLoss) -> PolicyLoss:
+        _POLICY_LOSSES.register(name)(_LossEntry(loss, LOSSES.built_in[name]))
         return loss
 
     return decorate
@@ -75,10 +88,10 @@ def get_policy_loss(name: str) -> PolicyLoss:
 
 def usual_loss_agg_mode(name: str) -> str:
     """How the token losses of the loss registered as `name` are aggregated unless the user says otherwise."""
-    return _POLICY_LOSSES.get(name).loss_agg_mode
+    return _POLICY_LOSSES.get(name).about.loss_agg_mode
 
 
-@register_policy_loss("vanilla")
+@_built_in("vanilla")
 def clipped_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -122,7 +135,7 @@ def clipped_policy_loss(
     return agg(loss), metrics
 
 
-@register_policy_loss("gspo", loss_agg_mode="seq-mean-token-mean")
+@_built_in("gspo")
 def gspo_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -165,7 +178,7 @@ def gspo_policy_loss(
     return agg(torch.maximum(unclipped, clipped)), metrics
 
 
-@register_policy_loss("cispo")
+@_built_in("cispo")
 def cispo_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,

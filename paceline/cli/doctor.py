@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.catalog import BACKENDS, LOGGERS
 from paceline.cli.parser import make_parser
 from paceline.machine import available_cores, total_memory
 
@@ -25,8 +26,10 @@ LEAST_SHM_SHARE = 0.1
 """Of main memory. Ray wants 0.3 for its object store and takes less; below this it falls back to files in /tmp."""
 LEAST_DISK_GB = 5.0
 
-PURPOSES = {"wandb": "trainer.logger=wandb"}
-"""What an extra is for."""
+PURPOSES = {entry.package: f"trainer.logger={name}" for name, entry in LOGGERS.built_in.items() if entry.package}
+"""What an extra is for; it is called as its package."""
+OPTIONAL_BACKENDS = {name: entry.package for name, entry in BACKENDS.built_in.items() if entry.package}
+"""A training backend to the package that it needs."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,6 @@ def check_python() -> Iterator[Finding]:
 def check_packages() -> Iterator[Finding]:
     """The packages that paceline requires, and its extras."""
     from packaging.requirements import Requirement
-
-    from paceline.config.checks import OPTIONAL_BACKENDS
 
     if _version("paceline") is None:
         yield Finding(
@@ -184,11 +185,9 @@ def check_vllm() -> Iterator[Finding]:
 
 def check_backends() -> Iterator[Finding]:
     """The training backends that are not part of paceline: in this environment, or in one of their own beside it."""
-    from paceline.config.checks import OPTIONAL_BACKENDS
-
-    for name in OPTIONAL_BACKENDS:
+    for name, package in OPTIONAL_BACKENDS.items():
         beside = Path(".backends") / name
-        if importlib.util.find_spec(name) is not None:
+        if importlib.util.find_spec(package) is not None:
             yield Finding(name, "ok", f"installed; strategy={name}")
         elif (beside / ".ready").is_file():
             yield Finding(name, "ok", f"in an environment of its own: {beside}/bin/paceline train; strategy={name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from paceline.config.actor_rollout_ref import (
     ActorConfig,
@@ -18,6 +19,7 @@ from paceline.config.algorithm import AlgorithmConfig, FilterGroupsConfig, KLCon
 from paceline.config.common import FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig, TrainedModelConfig
 from paceline.config.critic import CriticConfig, CriticModelConfig
 from paceline.config.data import DataConfig
+from paceline.config.field_rules import OnlyWith
 from paceline.config.reward import (
     CustomRewardConfig,
     OverlongBufferConfig,
@@ -38,7 +40,7 @@ class PPOConfig:
     """Prompts."""
     actor_rollout_ref: ActorRolloutRefConfig = field(default_factory=ActorRolloutRefConfig)
     """The policy."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
+    critic: Annotated[CriticConfig, OnlyWith.CRITIC] = field(default_factory=CriticConfig)
     """The value model."""
     reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     """How responses are scored."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.config.common import KLKind
+from paceline.config.field_rules import Count, CountOrAll, NotNegative, Positive, Share
 
 
 @dataclass(frozen=True)
@@ -14,11 +15,11 @@ class KLControlConfig:
 
     type: Literal["fixed", "adaptive"] = "fixed"
     """fixed, or adaptive: the coefficient follows target_kl."""
-    kl_coef: float = 0.001
+    kl_coef: NotNegative = 0.001
     """Coefficient, or its start value; >= 0."""
-    target_kl: float = 0.1
+    target_kl: Positive = 0.1
     """KL per token (mean over responses) that the adaptive controller aims at, > 0."""
-    horizon: int = 10000
+    horizon: Count = 10000
     """Samples over which the adaptive controller reacts, >= 1."""
 
 
@@ -32,7 +33,7 @@ class FilterGroupsConfig:
     metric: str = "seq_reward"
     """What is compared: seq_reward (the sum of a response's scores), or a field that the reward function returns, such
     as acc."""
-    max_num_gen_batches: int = 10
+    max_num_gen_batches: CountOrAll = 10
     """Batches of prompts that may be generated to fill one, >= 1, or -1: no limit. After them a step has to do with
     what was found."""
 
@@ -44,9 +45,9 @@ class AlgorithmConfig:
     adv_estimator: str = "gae"
     """Name of a registered estimator: gae (with a critic); grpo, rloo, reinforce_plus_plus_baseline (compare the
     responses to a prompt); reinforce_plus_plus (normalises over the batch); remax (compares with a greedy response)."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount of gae and reinforce_plus_plus, in [0, 1]."""
-    lam: float = 1.0
+    lam: Share = 1.0
     """GAE's lambda, in [0, 1]."""
     norm_adv_by_std_in_grpo: bool = True
     """Divide GRPO's advantages by the group's standard deviation; False is Dr.GRPO's way."""

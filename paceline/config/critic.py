@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.config.common import FsdpConfig, LossAggMode, OptimConfig, TensorParallelConfig, TrainedModelConfig
+from paceline.config.field_rules import Count, Positive
 
 
 @dataclass(frozen=True)
@@ -27,28 +28,28 @@ class CriticConfig:
     """Where strategy=torchtitan."""
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
-    ppo_mini_batch_size: int | None = None
+    ppo_mini_batch_size: Count | None = None
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1. null: the actor's."""
-    ppo_micro_batch_size_per_gpu: int = 8
+    ppo_micro_batch_size_per_gpu: Count = 8
     """Responses per device and forward/backward pass, >= 1."""
-    forward_micro_batch_size_per_gpu: int = 16
+    forward_micro_batch_size_per_gpu: Count = 16
     """Responses per device and forward pass when values are computed, >= 1."""
     use_dynamic_bsz: bool | None = None
     """Micro-batches of equal work, by tokens instead of responses, in the update and when values are computed. null:
     the actor's."""
-    ppo_max_token_len_per_gpu: int = 32768
+    ppo_max_token_len_per_gpu: Count = 32768
     """Tokens per device and forward/backward pass then, >= 1; as the actor's."""
-    forward_max_token_len_per_gpu: int | None = None
+    forward_max_token_len_per_gpu: Count | None = None
     """Tokens per device and forward pass when values are computed, >= 1. null: ppo_max_token_len_per_gpu."""
-    ppo_epochs: int | None = None
+    ppo_epochs: Count | None = None
     """Passes over the batch of a step, >= 1. null: the actor's."""
     shuffle: bool = False
     """Deal the batch into mini-batches in a new seeded order in each epoch."""
-    cliprange_value: float = 0.5
+    cliprange_value: Positive = 0.5
     """How far a value may move from the old one before its loss is clipped, > 0."""
     loss_agg_mode: LossAggMode = "token-mean"
     """As for the actor."""
-    grad_clip: float = 1.0
+    grad_clip: Positive = 1.0
     """Largest global gradient norm, > 0."""
     optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr=1e-5))
     """Optimizer of the critic."""

@@ -5,23 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from paceline.config.field_rules import Count, CountOrAll, LocalPath, LocalPaths, WholeNumber
+
 
 @dataclass(frozen=True)
 class DataConfig:
     """Files of prompts, and how prompts become token ids."""
 
-    train_files: str | list[str] | None = None
+    train_files: LocalPaths | None = None
     """File or files of training prompts: parquet, JSON lines (.jsonl, .json) or CSV; patterns such as data/*.jsonl."""
-    val_files: str | list[str] | None = None
+    val_files: LocalPaths | None = None
     """The same for validation prompts. null: no validation."""
-    train_batch_size: int = 1024
+    train_batch_size: Count = 1024
     """Prompts per training step, >= 1."""
-    val_batch_size: int | None = None
+    val_batch_size: Count | None = None
     """Prompts per validation batch, >= 1. null: as many as keep the rollout busy and fit its memory. The results
     are the same."""
-    max_prompt_length: int = 512
+    max_prompt_length: Count = 512
     """Longest prompt in tokens, after the chat template; >= 1."""
-    max_response_length: int = 512
+    max_response_length: Count = 512
     """Longest response in tokens, >= 1."""
     truncation: Literal["error", "left", "right", "middle"] = "error"
     """What to do with a longer prompt: stop with an error, or drop its start (left), end (right) or middle."""
@@ -38,16 +40,16 @@ class DataConfig:
     """Keep the chat itself in the batch, as column raw_prompt."""
     shuffle: bool = True
     """Draw training prompts in a seeded random order."""
-    seed: int | None = None
+    seed: WholeNumber | None = None
     """Seed of that order, >= 0. null: trainer.seed."""
     drop_last: bool = False
     """Leave out the last batch of a training epoch if it is smaller than train_batch_size. false: train on it."""
-    train_max_samples: int = -1
+    train_max_samples: CountOrAll = -1
     """Use only this many training prompts, >= 1, or -1: all."""
-    val_max_samples: int = -1
+    val_max_samples: CountOrAll = -1
     """Use only this many validation prompts, >= 1, or -1: all."""
     accept_changed_files: bool = False
     """Resume although training files are no longer those that the checkpoint was trained on: the epoch begins again."""
-    cache_dir: str | None = None
+    cache_dir: LocalPath | None = None
     """Folder that keeps the token ids of prompts for later runs. null: the environment variable PACELINE_CACHE, or
     ~/.cache/paceline without it. Empty: no cache."""

@@ -7,6 +7,11 @@ from dataclasses import replace
 from paceline.config import CriticConfig, PPOConfig, RewardModelConfig
 
 
+def uses_reference(config: PPOConfig) -> bool:
+    """Whether a KL term needs the reference policy."""
+    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+
+
 def critic_config(config: PPOConfig) -> CriticConfig:
     """The critic's section, completed from the actor's."""
     critic, policy = config.critic, config.actor_rollout_ref
@@ -32,8 +37,3 @@ def reward_model_config(config: PPOConfig) -> RewardModelConfig:
 
 def _or(own: bool | None, other: bool) -> bool:
     return other if own is None else own
-
-
-def uses_reference(config: PPOConfig) -> bool:
-    """Whether a KL term needs the reference policy."""
-    return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.config import PPOConfig
+from paceline.config.field_rules import Names, OnlyWith, Range
 from paceline.text import nearest
+
+Rule = TypeVar("Rule")
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,29 @@ class Key:
     """Its default; the default dataclass of a section."""
     owner: type
     """The dataclass that has it as a field."""
+    rules: tuple[Any, ...] = ()
+    """What the field's type says beside the type itself: see paceline/config/field_rules.py."""
+    sections: tuple[Key, ...] = ()
+    """The sections that it is in, from the outermost."""
+
+    def rule(self, kind: type[Rule]) -> Rule | None:
+        """The key's own rule of this kind, if it has one."""
+        return next((rule for rule in self.rules if isinstance(rule, kind)), None)
+
+    @property
+    def range(self) -> Range | None:
+        """The numbers that it may be."""
+        return self.rule(Range)
+
+    @property
+    def names(self) -> Names | None:
+        """What its text is the name of."""
+        return self.rule(Names)
+
+    @property
+    def only_with(self) -> OnlyWith | None:
+        """The part of a run without which it, or a section that it is in, has no effect."""
+        return next((part for key in (self, *reversed(self.sections)) if (part := key.rule(OnlyWith))), None)
 
     @property
     def is_section(self) -> bool:
@@ -35,21 +66,44 @@ class Key:
         return self.name.rpartition(".")[2]
 
 
-def walk_keys(section: Any = None, prefix: str = "") -> Iterator[Key]:
-    """Every section and key below `section` (a dataclass instance; all of PPOConfig without one), in order."""
+def walk_keys(section: Any = None, prefix: str = "", sections: tuple[Key, ...] = ()) -> Iterator[Key]:
+    """Every section and key below `section` (a dataclass instance; all of PPOConfig without one), in order.
+
+    `prefix` is the name of that section with a dot, `sections` are those around its keys.
+    """
     section = PPOConfig() if section is None else section
-    hints = get_type_hints(type(section))
+    owner = type(section)
+    hints, annotated = get_type_hints(owner), get_type_hints(owner, include_extras=True)
     for field in dataclasses.fields(section):
-        key = Key(prefix + field.name, hints[field.name], getattr(section, field.name), type(section))
+        name, default = field.name, getattr(section, field.name)
+        key = Key(prefix + name, hints[name], default, owner, tuple(_rules(annotated[name])), sections)
         yield key
         if key.is_section:
-            yield from walk_keys(key.default, key.name + ".")
+            yield from walk_keys(default, key.name + ".", (*sections, key))
+
+
+def _rules(hint: Any) -> Iterator[Any]:
+    """The rules of a type and, of X | None, of its members; the items of a list have none of the key's."""
+    if get_origin(hint) is Annotated:
+        yield from _rules(hint.__origin__)
+        yield from hint.__metadata__
+    elif get_origin(hint) in (Union, types.UnionType):
+        for member in get_args(hint):
+            yield from _rules(member)
 
 
 @cache
 def known_keys() -> dict[str, Key]:
     """All sections and keys by full name."""
     return {key.name: key for key in walk_keys()}
+
+
+def value_of(config: PPOConfig, name: str) -> Any:
+    """The value of a key, or the dataclass of a section."""
+    value: Any = config
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
 
 
 def is_known_key(name: str) -> bool:

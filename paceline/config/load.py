@@ -19,11 +19,11 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from paceline.config import PPOConfig
+from paceline.config.field_rules import Names
 from paceline.config.keys import known_keys, nearest_key
 from paceline.config.secrets import remember_secrets
 from paceline.config.unsupported import UNSUPPORTED_KEYS, refused_choice
 from paceline.errors import ConfigError
-from paceline.external import KEY as EXTERNAL_KEY
 
 Config = DictConfig | Mapping[str, Any] | PPOConfig
 Problems = dict[str, str]
@@ -34,31 +34,6 @@ _TOO_LARGE = 2**63
 
 HYDRA_KEYS = ("hydra", "defaults")
 """Top-level keys of the shipped yaml that speak to Hydra, not to us."""
-
-PATH_KEYS = frozenset(
-    {
-        "data.train_files",
-        "data.val_files",
-        "data.cache_dir",
-        "trainer.resume_from_path",
-        "trainer.default_local_dir",
-        "trainer.rollout_data_dir",
-        "trainer.validation_data_dir",
-        "custom_reward_function.path",
-        "ray_kwargs.timeline_json_file",
-    }
-)
-MODEL_PATH_KEYS = frozenset(
-    {
-        "actor_rollout_ref.model.path",
-        "actor_rollout_ref.model.tokenizer_path",
-        "critic.model.path",
-        "reward_model.model.path",
-        "reward_model.model.tokenizer_path",
-        "reward_model.model.input_tokenizer",
-    }
-)
-"""Like PATH_KEYS, but what is no local folder may be a hub id."""
 
 
 def load_config(config: Config) -> PPOConfig:
@@ -176,7 +151,7 @@ def _read_section(tree: Mapping[str, Any], default: Any, prefix: str, problems: 
                 problems[key] = f"{key} is a section and wants keys below it; got {_shown(value)}."
         else:
             try:
-                values[name] = _local(key, _read_value(value, hints[name]))
+                values[name] = _local(_read_value(value, hints[name]), known_keys()[key].names)
             except _NoPathError as error:
                 problems[key] = f"{key}: {str(value)[:200]!r} can't be a path: {error}. Set it to another."
             except _UnknownChoiceError:
@@ -306,15 +281,15 @@ def _quoting(key: str, value: Any) -> str:
     return f""" On the command line, quote it twice: "{key}='{value}'".""" if is_number and wants_text else ""
 
 
-def _local(key: str, value: Any) -> Any:
+def _local(value: Any, names: Names | None) -> Any:
     """Paths with `~` expanded and made absolute: the processes that open them need not share the caller's folder."""
-    if isinstance(value, list) and key in PATH_KEYS:
-        return [_local(key, item) for item in value]
+    if isinstance(value, list) and names is Names.PATH:
+        return [_local(item, names) for item in value]
     if not isinstance(value, str) or "://" in value or not value:
         return value
-    if key == EXTERNAL_KEY and (value.endswith(".py") or _is_file(f"{value}.py")):
+    if names is Names.MODULE and (value.endswith(".py") or _is_file(f"{value}.py")):
         return _absolute(value if value.endswith(".py") else f"{value}.py")
-    if key in PATH_KEYS or (key in MODEL_PATH_KEYS and is_local_path(value)):
+    if names is Names.PATH or (names is Names.MODEL and is_local_path(value)):
         return _absolute(value)
     return value
 

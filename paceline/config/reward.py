@@ -6,9 +6,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from paceline.config.common import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
+from paceline.config.field_rules import Count, LocalPath, ModelPath, NotNegative, OnlyWith, Positive, Range, WholeNumber
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -19,7 +20,7 @@ DEFAULT_SOURCE = "default"
 class CustomRewardConfig:
     """A reward function of your own."""
 
-    path: str | None = None
+    path: LocalPath | None = None
     """Python file that holds it. null: the rules by data_source."""
     name: str = "compute_score"
     """Its name: fn(data_source, solution_str, ground_truth, extra_info) -> float or dict with `score`, or, for a whole
@@ -47,18 +48,18 @@ class SandboxConfig:
     PACELINE_SANDBOX_URL, or else jails on the machine that grades."""
     mode: Literal["fraction", "all"] = "fraction"
     """fraction: the score is the share of passed tests; all: 1 if all pass, else 0."""
-    max_concurrent: int | None = None
+    max_concurrent: Count | None = None
     """Programs that each reward process runs at one time, >= 1. null: 16 on a service; here as many as cores and
     memory allow."""
-    timeout_seconds: float = 30.0
+    timeout_seconds: Positive = 30.0
     """Of one request to the service, > 0; at least wall_seconds."""
-    retries: int = 3
+    retries: WholeNumber = 3
     """Further attempts after a failed request to the service, >= 0."""
-    wall_seconds: float = 10.0
+    wall_seconds: Annotated[float, Range(0.1)] = 10.0
     """Time from start to end of a program, >= 0.1."""
-    cpu_seconds: int = 5
+    cpu_seconds: Count = 5
     """CPU time of each process of a program, >= 1. On a service, the service's own limit holds."""
-    memory_limit_mb: int = 512
+    memory_limit_mb: Annotated[int, Range(64)] = 512
     """Memory of a program, in MiB, >= 64."""
 
 
@@ -68,9 +69,9 @@ class OverlongBufferConfig:
 
     enable: bool = False
     """Add the penalty to the score of every response, whoever scores it."""
-    len: int = 512
+    len: Count = 512
     """Tokens before max_resp_len over which the penalty grows from 0 to penalty_factor, >= 1."""
-    penalty_factor: float = 1.0
+    penalty_factor: NotNegative = 1.0
     """The penalty at max_resp_len tokens, >= 0."""
     log: bool = False
     """Report reward/overlong_rate and reward/overlong_penalty."""
@@ -82,7 +83,7 @@ class RewardKwargsConfig:
 
     overlong_buffer_cfg: OverlongBufferConfig = field(default_factory=OverlongBufferConfig)
     """The penalty of long responses."""
-    max_resp_len: int | None = None
+    max_resp_len: Count | None = None
     """Tokens at which the overlong penalty is complete, >= 1. null: data.max_response_length."""
 
 
@@ -90,9 +91,9 @@ class RewardKwargsConfig:
 class RewardModelModelConfig(ModelConfig):
     """The reward model: a Hugging Face model with one score."""
 
-    tokenizer_path: str | None = None
+    tokenizer_path: ModelPath | None = None
     """Folder or hub id of its tokenizer. null: beside the model."""
-    input_tokenizer: str | None = None
+    input_tokenizer: ModelPath | None = None
     """Folder or hub id of the tokenizer that made the prompts and responses. null: the actor's."""
     fsdp_config: FrozenFsdpConfig = field(default_factory=FrozenFsdpConfig)
     """Where it is while others work."""
@@ -104,39 +105,39 @@ class RewardModelConfig:
 
     enable: bool = False
     """Score with a reward model, where reward_model.weights and the data say so."""
-    strategy: str = "fsdp2"
+    strategy: Annotated[str, OnlyWith.REWARD_MODEL] = "fsdp2"
     """Backend of the model, as the actor's; need not be the same."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
     """Where strategy=megatron."""
-    torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    torchtitan: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
-    model: RewardModelModelConfig = field(default_factory=RewardModelModelConfig)
+    model: Annotated[RewardModelModelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=RewardModelModelConfig)
     """The model; its path is needed if enable is true."""
-    micro_batch_size_per_gpu: int = 16
+    micro_batch_size_per_gpu: Annotated[Count, OnlyWith.REWARD_MODEL] = 16
     """Responses per device and forward pass, >= 1."""
-    use_dynamic_bsz: bool | None = None
+    use_dynamic_bsz: Annotated[bool | None, OnlyWith.REWARD_MODEL] = None
     """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses. null:
     the actor's."""
-    forward_max_token_len_per_gpu: int = 32768
+    forward_max_token_len_per_gpu: Annotated[Count, OnlyWith.REWARD_MODEL] = 32768
     """Tokens per device and forward pass then, >= 1, counted as for the actor."""
-    max_length: int | None = None
+    max_length: Annotated[Count | None, OnlyWith.REWARD_MODEL] = None
     """Most tokens of prompt and response together that the model reads, >= 1. null: all of them."""
-    num_workers: int = 1
+    num_workers: Count = 1
     """Processes that grade by rule, >= 1."""
     weights: dict[str, Any] = field(default_factory=dict)
     """By data_source, `{rule: 1.0, model: 0.2}`: the weights of the rule's and of the model's score, each >= 0. The key
     `default` is for rows with a rule of all other sources; without it they have {rule: 1, model: 0}. A row without a
     rule is scored by the model alone, with weight 1, unless its source is named here."""
-    validate: bool = True
+    validate: Annotated[bool, OnlyWith.REWARD_MODEL] = True
     """Validation is scored as training is, by the model too. false: by rule alone, without weights; then every
     validation row needs a rule."""
     on_error: Literal["raise", "retry", "zero_and_count"] | None = None
     """When grading fails. raise: stop at once; retry: try again up to max_retries times, then score 0 and count;
     zero_and_count: score 0 and count in reward/grader_errors. null: as zero_and_count, but stop if a whole batch
     fails."""
-    max_retries: int = 3
+    max_retries: Count = 3
     """Further attempts with on_error=retry, >= 1."""
-    timeout_seconds: float | None = 300.0
+    timeout_seconds: Positive | None = 300.0
     """Longest time of one call of your own reward function or scorer, > 0: of a response, or of a batch if it takes
     batches. What takes longer is killed, and has failed. null: no limit; the function then runs in the reward process
     itself, and not in one of its own."""

@@ -18,6 +18,7 @@ from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from paceline.catalog import BACKENDS, BackendEntry
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
@@ -201,23 +202,29 @@ class Engine(ABC):
 
 
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
-MODULES = {
-    name: f"paceline.engine.backends.{module}"
-    for name, module in {
-        "local": "local_engine",
-        "fsdp": "fsdp",
-        "fsdp2": "fsdp",
-        "torchtitan": "torchtitan",
-        "veomni": "veomni",
-        "megatron": "megatron",
-    }.items()
-}
-_ENGINES: Registry[type[Engine]] = Registry("strategy", MODULES)
+_ENGINES: Registry[type[Engine]] = Registry("strategy", BACKENDS.modules)
 
 
 def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
-    """Class decorator: makes an engine known as `strategy=name`."""
-    return _ENGINES.register(name)
+    """Class decorator: makes an engine known as `strategy=name`. What a built-in one takes, the catalogue says."""
+
+    def decorate(engine: EngineClass) -> EngineClass:
+        _ENGINES.register(name)(engine)
+        if engine.__module__ == BACKENDS.modules.get(name):
+            can = BACKENDS.built_in[name]
+            engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
+        else:
+            # A class that is no Engine, and does not say what it takes, refuses it by itself.
+            entry = BackendEntry(
+                engine.__module__,
+                lora=getattr(engine, "takes_lora", True),
+                bfloat16=getattr(engine, "takes_bfloat16", True),
+                offload=getattr(engine, "takes_offload", True),
+            )
+            BACKENDS.add(name, entry)
+        return engine
+
+    return decorate
 
 
 def get_engine(name: str) -> type[Engine]:

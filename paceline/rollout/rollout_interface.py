@@ -15,6 +15,7 @@ from typing import ClassVar, TypeVar
 import torch
 from transformers import PreTrainedModel
 
+from paceline.catalog import ROLLOUTS, RolloutEntry
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
 from paceline.registry import Registry
@@ -150,13 +151,19 @@ def check_finite(completions: list[Completion]) -> None:
 
 
 EngineClass = TypeVar("EngineClass", bound=type[RolloutEngine])
-MODULES = {name: f"paceline.rollout.{name}" for name in ("native", "hf", "vllm")}
-_ENGINES: Registry[type[RolloutEngine]] = Registry("actor_rollout_ref.rollout.name", MODULES)
+_ENGINES: Registry[type[RolloutEngine]] = Registry("actor_rollout_ref.rollout.name", ROLLOUTS.modules)
 
 
 def register_rollout(name: str) -> Callable[[EngineClass], EngineClass]:
     """Class decorator: makes a rollout engine known under `name`."""
-    return _ENGINES.register(name)
+
+    def decorate(engine: EngineClass) -> EngineClass:
+        _ENGINES.register(name)(engine)
+        if engine.__module__ != ROLLOUTS.modules.get(name):
+            ROLLOUTS.add(name, RolloutEntry(engine.__module__))
+        return engine
+
+    return decorate
 
 
 def get_rollout(name: str) -> type[RolloutEngine]:

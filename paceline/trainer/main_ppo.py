@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from paceline.config import PPOConfig
-from paceline.config.checks import KnownNames, all_problems, check_config, unused_settings
+from paceline.config.checks import all_problems, check_surroundings, known_names, unused_settings
 from paceline.config.describe import render_help
 from paceline.config.load import Config, load_config, read_config
 from paceline.config.overrides import check_overrides
@@ -64,38 +64,39 @@ class TaskRunner:
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
         # One of these, or actor and rollout apart if they are on other pools.
-        for role in (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.Rollout):
-            self._add(role, ActorRolloutRefWorker, config)
+        roles = (Role.ActorRollout, Role.ActorRolloutRef, Role.Actor, Role.Rollout)
+        self._add(config, ActorRolloutRefWorker, *roles)
 
     def add_critic_worker(self, config: Config) -> None:
         """The value model, if the estimator needs one."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import TrainingWorker
 
-        self._add(Role.Critic, TrainingWorker, config)
+        self._add(config, TrainingWorker, Role.Critic)
 
     def add_ref_policy_worker(self, config: Config) -> None:
         """The frozen reference, if a KL term needs it."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import ActorRolloutRefWorker
 
-        self._add(Role.RefPolicy, ActorRolloutRefWorker, config)
+        self._add(config, ActorRolloutRefWorker, Role.RefPolicy)
 
     def add_reward_model_worker(self, config: Config) -> None:
         """The model that scores, if the configuration wants one."""
         from paceline.trainer.ppo.roles import Role
         from paceline.workers.engine_workers import TrainingWorker
 
-        self._add(Role.RewardModel, TrainingWorker, config)
+        self._add(config, TrainingWorker, Role.RewardModel)
 
-    def _add(self, role: Enum, worker: type, config: Config) -> None:
-        """Add a role if the configuration has it."""
+    def _add(self, config: Config, worker: type, *roles: Enum) -> None:
+        """Add those of the roles that the configuration has."""
         from paceline.trainer.ppo.placement import role_to_pool
 
-        pool = role_to_pool(load_config(config)).get(role.name)
-        if pool is not None:
-            self.role_worker_mapping[role] = worker
-            self.mapping[role] = pool
+        pools = role_to_pool(load_config(config))
+        for role in roles:
+            if role.name in pools:
+                self.role_worker_mapping[role] = worker
+                self.mapping[role] = pools[role.name]
 
     def init_resource_pool_mgr(self, config: Config) -> ResourcePoolManager:
         """The pools that the configuration asks for, with the roles that were added."""
@@ -214,8 +215,7 @@ def complete_config(config: Config) -> PPOConfig:
         import_external(cfg.actor_rollout_ref.model.external_lib)
     except ConfigError as error:
         problems = error.problems
-    known = known_names(cfg)
-    problems += all_problems(cfg, unread, known=known)
+    problems += all_problems(cfg, unread, known=known_names(cfg))
     if problems:
         raise ConfigError(problems)
     trainer = cfg.trainer
@@ -226,62 +226,21 @@ def complete_config(config: Config) -> PPOConfig:
         default_run_dir(trainer.project_name, trainer.experiment_name)
     )
     filled = dataclasses.replace(trainer, device=device, default_local_dir=run_dir)
-    return _checked(dataclasses.replace(cfg, trainer=filled), known)
-
-
-def _checked(cfg: PPOConfig, known: KnownNames) -> PPOConfig:
-    if problems := check_config(cfg, known=known):
-        raise ConfigError(problems)
-    return cfg
+    return _checked(dataclasses.replace(cfg, trainer=filled))
 
 
 def with_device(cfg: PPOConfig) -> PPOConfig:
     """`cfg` with the device of the cluster that was joined, checked again, if it was not known before."""
     if cfg.trainer.device is not None:
         return cfg
-    return _checked(auto_set_device(cfg), known_names(cfg))
+    return _checked(auto_set_device(cfg))
 
 
-def known_names(cfg: PPOConfig) -> KnownNames:
-    """The built-in names, and those of `cfg` that were registered in this process.
-
-    Registering imports the registry, so a registry that nobody imported has nothing to add and is left alone.
-    """
-    known = KnownNames()
-    actor = cfg.actor_rollout_ref.actor
-    estimator = cfg.algorithm.adv_estimator
-    advantages = "paceline.algorithms.advantages"
-    if _is_registered(advantages, "get_adv_estimator", estimator) and estimator not in known.adv_estimators:
-        registry = sys.modules[advantages]
-        needs_critic, needs_groups, needs_baseline = (
-            ask(estimator) for ask in (registry.needs_critic, registry.needs_groups, registry.needs_baseline)
-        )
-        known = dataclasses.replace(
-            known,
-            adv_estimators=(*known.adv_estimators, estimator),
-            critic_estimators=(*known.critic_estimators, *([estimator] if needs_critic else [])),
-            group_estimators=(*known.group_estimators, *([estimator] if needs_groups else [])),
-            baseline_estimators=(*known.baseline_estimators, *([estimator] if needs_baseline else [])),
-        )
-    if _is_registered("paceline.algorithms.policy_loss", "get_policy_loss", actor.policy_loss.loss_mode):
-        known = dataclasses.replace(known, policy_losses=(*known.policy_losses, actor.policy_loss.loss_mode))
-    for strategy in (actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy):
-        # Asking the registry for a known one would import it, and its package may be missing.
-        if strategy not in known.strategies and _is_registered("paceline.engine", "get_engine", strategy):
-            known = dataclasses.replace(known, strategies=(*known.strategies, strategy))
-    if _is_registered("paceline.rollout", "get_rollout", cfg.actor_rollout_ref.rollout.name):
-        known = dataclasses.replace(known, rollouts=(*known.rollouts, cfg.actor_rollout_ref.rollout.name))
-    return known
-
-
-def _is_registered(module: str, getter: str, name: str) -> bool:
-    if module not in sys.modules:
-        return False
-    try:
-        getattr(sys.modules[module], getter)(name)
-    except ConfigError:
-        return False
-    return True
+def _checked(cfg: PPOConfig) -> PPOConfig:
+    """`cfg`, whose device or folder was filled in after everything else was checked."""
+    if problems := check_surroundings(cfg, known=known_names(cfg)):
+        raise ConfigError(problems)
+    return cfg
 
 
 def auto_set_device(config: AnyConfig) -> AnyConfig:

@@ -13,6 +13,7 @@ PACKAGE = Path(paceline.__file__).parent
 
 # Small modules that every layer may use. They know one another, and neither torch nor Ray.
 GROUND = (
+    "catalog",
     "errors",
     "external",
     "files",
@@ -45,6 +46,7 @@ LEVELS = {
 # Packages that a layer must do without, also inside functions.
 FORBIDDEN = {
     **{name: {"ray", "torch", "transformers"} for name in GROUND},
+    "catalog": {"ray", "torch", "transformers", "paceline"},
     "config": {"ray", "torch", "transformers"},
     "algorithms": {"ray", "transformers"},
     "protocol": {"transformers"},

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from paceline.catalog import ESTIMATORS, EstimatorEntry
 from paceline.registry import Registry
 
 
@@ -32,9 +33,7 @@ class AdvantageEstimator(Protocol):
 @dataclass(frozen=True)
 class _EstimatorEntry:
     estimator: AdvantageEstimator
-    needs_critic: bool
-    needs_groups: bool
-    needs_baseline: bool
+    about: EstimatorEntry
 
 
 _ESTIMATORS: Registry[_EstimatorEntry] = Registry("algorithm.adv_estimator")
@@ -51,7 +50,19 @@ def register_adv_estimator(
     """
 
     def decorate(estimator: AdvantageEstimator) -> AdvantageEstimator:
-        _ESTIMATORS.register(name)(_EstimatorEntry(estimator, needs_critic, needs_groups, needs_baseline))
+        about = EstimatorEntry(estimator.__module__, needs_critic, needs_groups, needs_baseline)
+        _ESTIMATORS.register(name)(_EstimatorEntry(estimator, about))
+        ESTIMATORS.add(name, about)
+        return estimator
+
+    return decorate
+
+
+def built_in_estimator(name: str) -> Callable[[AdvantageEstimator], AdvantageEstimator]:
+    """Decorator: the estimator that the catalogue has as `name`."""
+
+    def decorate(estimator: AdvantageEstimator) -> AdvantageEstimator:
+        _ESTIMATORS.register(name)(_EstimatorEntry(estimator, ESTIMATORS.built_in[name]))
         return estimator
 
     return decorate
@@ -64,14 +75,14 @@ def get_adv_estimator(name: str) -> AdvantageEstimator:
 
 def needs_critic(name: str) -> bool:
     """Whether the estimator registered as `name` needs values."""
-    return _ESTIMATORS.get(name).needs_critic
+    return _ESTIMATORS.get(name).about.needs_critic
 
 
 def needs_groups(name: str) -> bool:
     """Whether the estimator registered as `name` compares the responses to one prompt."""
-    return _ESTIMATORS.get(name).needs_groups
+    return _ESTIMATORS.get(name).about.needs_groups
 
 
 def needs_baseline(name: str) -> bool:
     """Whether the estimator registered as `name` needs the scores of greedy responses."""
-    return _ESTIMATORS.get(name).needs_baseline
+    return _ESTIMATORS.get(name).about.needs_baseline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.algorithms.advantages.estimators import register_adv_estimator
+from paceline.algorithms.advantages.estimators import built_in_estimator
 from paceline.algorithms.groups import GroupIds, Groups
 from paceline.algorithms.masking import masked_sum, masked_whiten, zero_outside
 
@@ -36,7 +36,7 @@ def compute_grpo_outcome_advantage(
     return advantages, advantages.clone()
 
 
-@register_adv_estimator("grpo", needs_critic=False, needs_groups=True)
+@built_in_estimator("grpo")
 def _grpo(
     *,
     token_level_rewards: torch.Tensor,
@@ -50,7 +50,7 @@ def _grpo(
     )
 
 
-@register_adv_estimator("rloo", needs_critic=False, needs_groups=True)
+@built_in_estimator("rloo")
 @torch.no_grad()
 def compute_rloo_outcome_advantage(
     *, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIds | None = None, **_: object
@@ -70,7 +70,7 @@ def compute_rloo_outcome_advantage(
     return advantages, advantages.clone()
 
 
-@register_adv_estimator("reinforce_plus_plus_baseline", needs_critic=False, needs_groups=True)
+@built_in_estimator("reinforce_plus_plus_baseline")
 @torch.no_grad()
 def compute_reinforce_plus_plus_baseline_advantage(
     *, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIds | None = None, **_: object

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from paceline.algorithms.advantages.estimators import register_adv_estimator
+from paceline.algorithms.advantages.estimators import built_in_estimator
 from paceline.algorithms.masking import masked_whiten, zero_outside
 
 
@@ -34,7 +34,7 @@ def compute_gae_advantage_return(
     return masked_whiten(raw_advantages, response_mask), returns
 
 
-@register_adv_estimator("gae", needs_critic=True)
+@built_in_estimator("gae")
 def _gae(
     *,
     token_level_rewards: torch.Tensor,
@@ -49,7 +49,7 @@ def _gae(
     return compute_gae_advantage_return(token_level_rewards, values, response_mask, gamma, lam)
 
 
-@register_adv_estimator("reinforce_plus_plus", needs_critic=False)
+@built_in_estimator("reinforce_plus_plus")
 @torch.no_grad()
 def compute_reinforce_plus_plus_advantage(
     *, token_level_rewards: torch.Tensor, response_mask: torch.Tensor, gamma: float = 1.0, **_: object
@@ -65,7 +65,7 @@ def compute_reinforce_plus_plus_advantage(
     return masked_whiten(returns, response_mask), returns
 
 
-@register_adv_estimator("remax", needs_critic=False, needs_baseline=True)
+@built_in_estimator("remax")
 @torch.no_grad()
 def compute_remax_outcome_advantage(
     *,

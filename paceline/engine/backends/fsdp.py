@@ -81,7 +81,6 @@ class Fsdp2Engine(ShardedEngine):
 
     root: Any
     """What `fully_shard` makes of an AnswerModel: a class of its own that is both an AnswerModel and an FSDPModule."""
-    takes_lora = True
 
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
         precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)

@@ -16,8 +16,6 @@ from paceline.errors import ConfigError
 class LocalEngine(HfEngine):
     """The plain model. Several ranks may each hold one to infer with; training would let their weights drift apart."""
 
-    takes_lora = True
-
     def _distribute(self, answers: AnswerModel) -> AnswerModel:
         return answers.to(self.device)
 

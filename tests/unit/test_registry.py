@@ -5,15 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.algorithms.advantages import get_adv_estimator
 from paceline.algorithms.policy_loss import get_policy_loss
+from paceline.engine import engine_interface
 from paceline.engine.engine_interface import get_engine, register_engine
 from paceline.errors import ConfigError
 from paceline.rewards import _select_rm_score_fn, register_scorer, scorers
+from paceline.rollout import rollout_interface
 from paceline.rollout.rollout_interface import get_rollout, register_rollout
 
 MODULE = """
@@ -48,6 +51,15 @@ def score(solution_str, ground_truth, extra_info=None):
 
 register_scorer(NAME, score)
 """
+
+
+@pytest.fixture(autouse=True)
+def _forget_names() -> Iterator[None]:
+    """Messages elsewhere list all names."""
+    yield
+    for registry in (engine_interface._ENGINES, rollout_interface._ENGINES):
+        for name in [name for name in registry._entries if name.startswith("test-")]:
+            del registry._entries[name]
 
 
 def test_a_module_that_registers_may_be_imported_twice_and_the_latest_is_kept(tmp_path: Path, monkeypatch):

@@ -49,6 +49,8 @@ class Part:
 class OwnModelEngine(AllRanks, MicroBatchEngine):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
+    takes_bfloat16 = False
+    takes_offload = False
     strategy: str
     """The name that it is registered under."""
     model_types: tuple[str, ...]

@@ -131,7 +131,7 @@ for _name, _kind in zip(ASKED, (int, str, str, iter, None, None), strict=True):
 
 
 class Callee:
-    """A function of the program, or a method of one of its objects."""
+    """A function or variable of the program, or a method of one of its objects. A variable has to hold plain data."""
 
     def __init__(self, questions: Questions, place: list[int] | None, name: str) -> None:
         self.questions, self.place, self.name = questions, place, name
@@ -142,12 +142,28 @@ class Callee:
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedError(f"it takes .{name} of the program's {self.name}, which is no plain data")
 
-    def _refuse(self, *args: Any) -> Any:
-        raise UnsupportedError(f"it uses the program's {self.name} as a value; only a call of it gives plain data")
+    def value(self) -> Any:
+        value = self.questions.ask(self.place, self.name)
+        if isinstance(value, Unknown):
+            raise PendingError
+        if isinstance(value, Handle):
+            raise AssertionError(f"the program's {self.name} is no plain data")
+        return value
+
+
+def _of_value(name: str) -> Callable[..., Any]:
+    def ask(callee: Callee, *args: Any) -> Any:
+        value = callee.value()
+        if name in ("__bool__", "__iter__"):  # which not every type has by this name
+            return bool(value) if name == "__bool__" else iter(value)
+        method = getattr(value, name, None)
+        return NotImplemented if method is None else method(*args)
+
+    return ask
 
 
 for _name in [*LOUD, *ASKED]:
-    setattr(Callee, _name, Callee._refuse)
+    setattr(Callee, _name, _of_value(_name))
 
 
 # -- questions and answers --------------------------------------------------------------------------------------------

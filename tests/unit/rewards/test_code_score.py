@@ -234,7 +234,6 @@ def test_the_forms_in_which_datasets_keep_tests(sandbox, ground_truth):
     [
         ("assert f(lambda x: x) == 1", "passes a function to the program"),
         ("assert f(f) == 1", "passes the program's f to the program"),
-        ("assert f == 1", "uses the program's f as a value"),
         ("assert f.cache == {}", "use 'f', which they neither define nor import"),
         ("assert Point.zero().x == 0", "takes .zero of the program's Point"),
         ("assert Point(1) == Point(1)", "compares an object of the program's class Point"),
@@ -248,6 +247,22 @@ def test_the_forms_in_which_datasets_keep_tests(sandbox, ground_truth):
 def test_a_test_that_can_not_be_judged_is_an_error_not_a_zero(sandbox, test, message):
     with pytest.raises(DataError, match=message):
         score("class Point: pass\ndef f(k): return 1", test, sandbox=sandbox)
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("x = 2", 1.0),
+        ("x = 3", 0.0),
+        ("def x(): return 2", 0.0),
+        ("class Equal:\n    def __eq__(self, other): return True\nx = Equal()", 0.0),
+        ("class Int(int):\n    def __eq__(self, other): return True\nx = Int(3)", 0.0),
+    ],
+)
+def test_a_variable_of_the_program_is_judged_by_the_plain_data_that_it_holds(sandbox, program, expected):
+    assert score(program, "assert x == 2", sandbox=sandbox)["score"] == expected
+    assert score(f"{program}\ny = [x]", "assert 2 in y and len(y) == 1", sandbox=sandbox)["score"] == expected
 
 
 def test_an_unknown_mode_is_refused():

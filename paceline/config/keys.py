@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -138,15 +138,3 @@ def nearest_key(name: str) -> str | None:
     elsewhere = nearest(field, {key.field for key in keys}, at_least=0.85)
     names = [key.name for key in keys if key.field == elsewhere]
     return names[0] if len(names) == 1 else nearest(name, names)
-
-
-def unknown_choice(key: str, asked: str, known: Iterable[str]) -> str:
-    """What to say of a value that is none of the known ones.
-
-    >>> unknown_choice("trainer.resume_mode", "atuo", ["auto", "disable"])
-    "trainer.resume_mode='atuo' is not known; did you mean auto? Known: auto, disable."
-    """
-    names = list(known)
-    close = nearest(asked, names)
-    hint = f"; did you mean {close}?" if close else "."
-    return f"{key}={asked!r} is not known{hint} Known: {', '.join(names)}."

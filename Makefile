@@ -8,7 +8,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 BACKENDS := veomni megatron torchtitan
 
-.PHONY: setup vllm-cpu test test-all test-backends $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
+DEVICE_SUITES := tests/contract/test_simulated_device.py tests/contract/test_engine_contract.py \
+	tests/contract/test_rollout_contract.py tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
+	tests/learn/test_packed_runs.py tests/learn/test_runs_in_process.py tests/ray/test_device_runs.py
+# What `make test` has of them: operators, the local engine, the native rollout, random states, runs with both.
+DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (follows and native) or \
+	(rollout_contract and native and (greedy or seed or weights or sleeping))"
+
+.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
 	bench-peers docs docs-serve clean
 
 setup: $(READY)
@@ -42,11 +49,21 @@ $(BACKENDS:%=backend-%): backend-%: .backends/%/.ready
 test: $(READY) $(VLLM_READY)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
 	$(BIN)/python -m pytest -m "not slow" tests/ray
+	$(BIN)/python -m pytest --device simulated --numprocesses 2 --dist loadfile $(DEVICE_CORE) $(DEVICE_SUITES)
 
 test-all: lint $(VLLM_READY)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
 	$(BIN)/python -m pytest tests/ray
+	$(MAKE) test-device
 	$(MAKE) test-backends
+
+# The suites that any device must pass, on a simulated accelerator.
+test-device: $(READY)
+	$(BIN)/python -m pytest --device simulated $(DEVICE_SUITES)
+
+# The same suites on cuda, and more: docs/gpu.md. Looks for a GPU before it installs vLLM.
+test-gpu: $(READY)
+	@$(BIN)/python -m tests.gpu --check && $(PIP) vllm==0.32.0 && $(BIN)/python -m tests.gpu
 
 # Installs the optional training backends, holds each to the contract, and trains with each.
 test-backends: $(BACKENDS:%=backend-%)
@@ -64,8 +81,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# What compiling takes is saved by the second time, also where the shell asks Python to keep nothing.
+check: export PYTHONDONTWRITEBYTECODE =
 check: lint
-	$(BIN)/python -m pytest -q -m "not slow" tests/unit
+	$(BIN)/python -m pytest -q -m "not slow" --numprocesses 2 --dist loadfile tests/unit
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -86,7 +105,7 @@ quickstart: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks --output docs/measured.md
 
-# What benchmarks.ppo_step and benchmarks.transport are compared with, each in an environment of its own.
+# What benchmarks.ppo_step, grpo_step and transport are compared with, each in an environment of its own.
 bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))
 
 .peers/%/.ready: benchmarks/peers/%.txt

@@ -20,9 +20,12 @@ from pathlib import Path
 from benchmarks.table import RECORDS, markdown
 from paceline.report.environment import describe_environment
 
-BENCHMARKS = ("startup", "data", "graders", "transport", "controller", "rollout", "update", "overlap", "ppo_step")
-PEERS = {"trl": "ppo_step", "verl": "transport"}
-"""Packages in environments of their own (`make bench-peers`), and the benchmark that compares paceline with each."""
+BENCHMARKS = (
+    "startup", "data", "graders", "transport", "controller", "rollout", "update", "overlap", "schedules",
+    "ppo_step", "grpo_step",
+)  # fmt: skip
+PEERS = {"trl": ("ppo_step", "grpo_step"), "verl": ("transport",)}
+"""Packages in environments of their own (`make bench-peers`), and the benchmarks that compare paceline with each."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -90,9 +93,9 @@ def page(names: Sequence[str], failed: Sequence[str], records: Path) -> Iterator
 def peer_versions(names: Sequence[str]) -> Iterator[str]:
     """A line for each installed peer of these benchmarks; only its own interpreter knows the versions."""
     asked = "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
-    for peer, benchmark in PEERS.items():
+    for peer, benchmarks in PEERS.items():
         python = ROOT / ".peers" / peer / "bin" / "python"
-        if benchmark in names and python.exists():
+        if set(benchmarks) & set(names) and python.exists():
             command = [str(python), "-c", asked, peer, "torch", "transformers"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             # An environment that was left half installed has failed its benchmark already.

@@ -73,7 +73,9 @@ def make_material(folder: Path, hidden: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "train.parquet")
 
 
-def run(folder: Path, name: str, steps: int, responses: int, tokens: int, **trainer: object) -> Path:
+def run(
+    folder: Path, name: str, steps: int, responses: int, tokens: int, *, ignore_eos: bool = True, **trainer: object
+) -> Path:
     """Train for some steps, split unless `trainer` has other keys; gives the folder of the run."""
     config = {
         "data": {
@@ -90,7 +92,7 @@ def run(folder: Path, name: str, steps: int, responses: int, tokens: int, **trai
                 "ppo_micro_batch_size_per_gpu": 16,
                 "use_kl_loss": True,
             },
-            "rollout": {"ignore_eos": True},
+            "rollout": {"ignore_eos": ignore_eos},
         },
         # Two passes, so that the critic's update is still at work when the next rollout begins.
         "critic": {"strategy": "local", "ppo_micro_batch_size_per_gpu": 16, "ppo_epochs": 2},

@@ -5,7 +5,7 @@ Importing this package imports neither Ray nor torch nor transformers; `paceline
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto, DataProtoFuture
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 __all__ = ["DataProto", "DataProtoFuture", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("DataProto", "DataProtoFuture"):
         from paceline import protocol
 

@@ -48,6 +48,14 @@ class CheckpointError(PacelineError):
     """A checkpoint that is missing, incomplete, or does not fit the run."""
 
 
+class ScheduleError(PacelineError):
+    """A rollout that the schedule does not allow, such as one of weights that are too old: nothing was updated."""
+
+
+class LedgerError(PacelineError):
+    """A prompt that was lost, or trained twice."""
+
+
 class StorageError(PacelineError):
     """A file that could not be written: the disk is full, or the folder can't be written."""
 
@@ -99,7 +107,7 @@ def _full_name(cls: type) -> str:
 class WorkerError(PacelineError):
     """A failure in a remote worker: which role, rank and method, and the original traceback.
 
-    `remote_cause` tells of the exception that a method raised; None when the process died or fell silent.
+    `remote_cause` describes the exception that a method raised; None when the process died or fell silent.
     """
 
     def __init__(
@@ -127,3 +135,7 @@ class WorkerError(PacelineError):
     def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, str, str, str, RemoteCause | None]]:
         values = (self.role, self.rank, self.method, self.message, self.remote_traceback, self.remote_cause)
         return (type(self), values)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM, which is treated as Ctrl-C is."""

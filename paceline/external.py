@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +24,12 @@ def import_external(library: str | None) -> None:
         return
     try:
         if library.endswith(".py"):
-            _import_file(Path(library))
+            module = import_file(Path(library), "paceline_external")
+            if importlib.util.find_spec("cloudpickle") is not None:
+                import cloudpickle
+
+                # Graders that run in a process of their own, which has not imported this, take their functions along.
+                cloudpickle.register_pickle_by_value(module)
         else:
             importlib.import_module(library)
     except Exception as error:  # it is the user's code
@@ -39,11 +45,21 @@ def imported_modules() -> tuple[str, ...]:
     return tuple(_imported)
 
 
-def _import_file(file: Path) -> ModuleType:
-    name = f"paceline_external_{file.stem}"
+def import_file(file: Path, prefix: str) -> ModuleType:
+    """The module of a user's .py file, called `prefix_stem`.
+
+    It is imported once per process: what it holds at module level, such as a client, is held once. A file that has
+    changed since is another one.
+    """
+    return _import_version(file, prefix, file.stat().st_mtime_ns)
+
+
+@cache
+def _import_version(file: Path, prefix: str, modified_ns: int) -> ModuleType:
+    name = f"{prefix}_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise ImportError("it is no Python file")
+        raise ImportError("it is not a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickle look their module up there
     try:
@@ -51,9 +67,4 @@ def _import_file(file: Path) -> ModuleType:
     except BaseException:
         del sys.modules[name]
         raise
-    if importlib.util.find_spec("cloudpickle") is not None:
-        import cloudpickle
-
-        # Graders that run in a process of their own, which has not imported this, take their functions along.
-        cloudpickle.register_pickle_by_value(module)
     return module

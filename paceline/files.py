@@ -25,6 +25,15 @@ _DISK = (
     errno.ENAMETOOLONG, errno.ESTALE,
 )  # fmt: skip
 _GO_ON = "Then start again: the run goes on from its last complete checkpoint, which is as it was."
+_REMOVED = "The folder was removed while the run wrote to it, with the checkpoints in it. Start again in a new one."
+
+
+def exists(path: str | Path) -> bool:
+    """False also for what can't be a name: too long, in a loop of links, or with characters that names can't have."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def storage_error(folder: Path, error: Exception) -> StorageError:
@@ -32,14 +41,13 @@ def storage_error(folder: Path, error: Exception) -> StorageError:
     number = error.errno if isinstance(error, OSError) else None
     where = getattr(error, "filename", None) or folder
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    is_gone = number == errno.ENOENT or (there != folder and os.strerror(errno.ENOENT) in str(error))
     free = shutil.disk_usage(there).free / 2**20
-    # torch and safetensors don't pass the system's number on; what is left of the disk tells.
+    # torch and safetensors don't pass the system's number on; what is left of the disk shows it.
     if number in _FULL or (number is None and free < 1):
         advice = f"Its disk is full, {free:.1f} MiB are free: make room. {_GO_ON}"
-    elif number == errno.ENOENT and there != folder:
-        advice = (
-            "The folder was removed while the run wrote to it, with the checkpoints in it. Start again in a new one."
-        )
+    elif is_gone:
+        advice = _REMOVED
     elif number in _REFUSED:
         advice = f"The folder is read-only for this user: change that, or set trainer.default_local_dir. {_GO_ON}"
     else:
@@ -48,19 +56,26 @@ def storage_error(folder: Path, error: Exception) -> StorageError:
 
 
 @contextmanager
-def storage_errors_in_words(folder: Path) -> Iterator[None]:
+def readable_storage_errors(folder: Path) -> Iterator[None]:
     """Raise what the disk refuses inside the block as a StorageError."""
     try:
         yield
     except OSError as error:
-        was_removed = error.errno == errno.ENOENT and not folder.exists()
+        # Where a file in it is gone, so may the folder be: writers in other processes make an empty one again.
+        is_inside = Path(str(error.filename)).is_relative_to(folder)
+        was_removed = error.errno == errno.ENOENT and (is_inside or not folder.exists())
         if error.errno not in _DISK and not was_removed:
             raise
         raise storage_error(folder, error) from error
 
 
 def append_whole(file: IO[bytes], content: bytes) -> None:
-    """Write at the end of an unbuffered file, or leave it as it was: a full disk takes a part and says nothing."""
+    """Write at the end of an unbuffered file, or leave it as it was: a full disk takes a part and says nothing.
+
+    Nor does the system say that the file has no name any more, because someone removed it.
+    """
+    if os.fstat(file.fileno()).st_nlink == 0:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file.name)
     end = file.seek(0, os.SEEK_END)
     try:
         written = file.write(content)

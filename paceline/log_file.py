@@ -46,10 +46,7 @@ class TerminalFormatter(RedactingFormatter):
 def configure_logging() -> None:
     """For a process with a terminal: readable lines on stderr, unless the program has set up logging itself."""
     remember_environment()
-    handler = logging.StreamHandler()
-    handler.setFormatter(TerminalFormatter())
-    handler.addFilter(is_for_terminal)
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=logging.INFO, handlers=[_shown(logging.StreamHandler())])
 
 
 def is_for_terminal(record: logging.LogRecord) -> bool:
@@ -66,14 +63,19 @@ def log_process(name: str, process: str | None = None) -> None:
     """
     root = logging.getLogger()
     if not root.handlers:
-        handler = _terminal_handler()
+        handler = _shown(_terminal_handler(), process)
         handler.setLevel(logging.WARNING if process else logging.INFO)
-        handler.setFormatter(TerminalFormatter(process))
-        handler.addFilter(is_for_terminal)
         root.addHandler(handler)
         root.setLevel(logging.INFO)
         logging.captureWarnings(True)
     log_to_file(name)
+
+
+def _shown(handler: logging.Handler, process: str | None = None) -> logging.Handler:
+    """A handler made to show what a person who watches a run should see."""
+    handler.setFormatter(TerminalFormatter(process))
+    handler.addFilter(is_for_terminal)
+    return handler
 
 
 def _terminal_handler() -> logging.Handler:

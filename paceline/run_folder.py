@@ -1,12 +1,12 @@
 """The layout of a run's folder: what its files are called, how its checkpoints are found, which of them are complete.
 
     <run>/
-      config.yaml  environment.json  status.json  metrics.jsonl  timeline.json
+      config.yaml  environment.json  status.json  metrics.jsonl  timeline.json  ledger.jsonl
       samples/     logs/             tensorboard/ wandb_run_id.txt
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
       checkpoints/
-        global_step_20/              actor/  critic/  trainer.json  manifest.json
+        global_step_20/              actor/  critic/  rollouts/  trainer.json  manifest.json
         global_step_10/              critic/  trainer.pruned.json     one that lost a part: not to be resumed from
         latest_checkpointed_iteration.txt                             the step of the newest complete one
 
@@ -23,6 +23,7 @@ ENVIRONMENT_FILE = "environment.json"
 STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 TIMELINE_FILE = "timeline.json"
+LEDGER_FILE = "ledger.jsonl"
 WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 LOCK_FILE = ".lock"
 STOP_FILE = "stop"
@@ -40,6 +41,8 @@ PRUNED_STATE = "trainer.pruned.json"
 MANIFEST = "manifest.json"
 ACTOR = "actor"
 CRITIC = "critic"
+ROLLOUTS = "rollouts"
+"""Responses of steps that were sampled before the checkpoint and train after it."""
 
 CHECKPOINT_PREFIX = "global_step_"
 _CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")

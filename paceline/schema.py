@@ -54,8 +54,16 @@ COLUMNS: dict[str, Column] = {
             ("B", "R"),
             "float32",
             _ROLLOUT,
-            ("compute_advantages", "update_actor"),
+            ("compute_advantages",),
             "log-probs seen while sampling",
+        ),
+        Column(
+            "policy_versions",
+            ("B", "R"),
+            "int64",
+            "take_responses",
+            ("take_responses",),
+            "version of the weights that sampled the token: steps whose actor update they contain",
         ),
         Column(
             "old_log_probs",
@@ -64,6 +72,14 @@ COLUMNS: dict[str, Column] = {
             "compute_log_prob",
             ("compute_advantages", "update_actor"),
             "log-probs under the policy before the update",
+        ),
+        Column(
+            "sum_pi_squared",
+            ("B", "R"),
+            "float32",
+            "compute_log_prob",
+            ("compute_advantages",),
+            "squared probabilities of all tokens, summed, under the policy before the update; where it is asked for",
         ),
         Column(
             "ref_log_prob",
@@ -103,6 +119,34 @@ COLUMNS: dict[str, Column] = {
         ),
         Column("advantages", ("B", "R"), "float32", "compute_advantages", ("update_actor",), "better than expected by"),
         Column("returns", ("B", "R"), "float32", "compute_advantages", ("update_critic",), "targets of the values"),
+        Column(
+            "rollout_is_weights",
+            ("B", "R"),
+            "float32",
+            "compute_advantages",
+            ("update_actor",),
+            "importance weights of rollout correction",
+        ),
+        Column(
+            "loss_mask",
+            ("B", "R"),
+            "int64",
+            "compute_advantages",
+            _UPDATES,
+            "response_mask, less what rollout correction rejected",
+        ),
+        Column(
+            "high_covariance",
+            ("B", "R"),
+            "bool",
+            "deal_mini_batches",
+            ("update_actor",),
+            "tokens of the mini-batch that clip_cov or kl_cov holds back",
+        ),
+        Column(
+            "is_finished", ("B",), "bool", "collect_finished", ("StreamedRollouts",), "false: aborted before its end"
+        ),
+        Column("request_id", ("B",), "object", "RequestPool", ("submit_requests",), "names a request under way"),
         Column("data_source", ("B",), "object", _DATASET, ("compute_reward", "score"), "names the scorer"),
         Column("reward_model", ("B",), "object", _DATASET, ("compute_reward", "score"), "dict with `ground_truth`"),
         Column("extra_info", ("B",), "object", _DATASET, ("compute_reward",), "what else a scorer may want to know"),
@@ -110,7 +154,12 @@ COLUMNS: dict[str, Column] = {
         Column("index", ("B",), "object", _DATASET, ("compute_reward",), "number of the row in the files"),
         Column("uid", ("B",), "object", "make_requests", ("compute_reward", "compute_advantages"), "names the group"),
         Column(
-            "reward_extra_info", ("B",), "object", "compute_reward", ("score",), "what the scorer says of each response"
+            "reward_extra_info",
+            ("B",),
+            "object",
+            "compute_reward",
+            ("score", "compute_advantages"),
+            "what the scorer says of each response",
         ),
     )
 }

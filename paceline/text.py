@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-__all__ = ["all_boxed", "did_you_mean", "last_boxed", "nearest", "similarity", "unknown_choice"]
-
 SIMILAR = 0.75
 """From here on one name is taken for another one that was meant."""
 
@@ -62,6 +60,11 @@ def _closing_brace(text: str, start: int) -> int | None:
         if depth == 0:
             return match.start()
     return None
+
+
+def shorten(text: str, length: int = 80) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= length else f"{text[:length]}..."
 
 
 def similarity(asked: str, known: str) -> float:

@@ -12,12 +12,66 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    choices = ["cpu", "simulated", "cuda"]
+    parser.addoption("--device", choices=choices, default="cpu", help="run the suites marked `device` there")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the device ready, and tell its name to the test files and to all processes that they start."""
+    name = config.getoption("--device")
+    if name == "simulated":
+        from tests import simulated
+
+        simulated.give_to_this_process_and_its_children()
+        name = simulated.NAME
+    elif name != "cpu":
+        import torch
+
+        if not getattr(torch, name).is_available():
+            raise pytest.UsageError(f"--device {name}: there is none on this machine.")
+    os.environ["PACELINE_TEST_DEVICE"] = name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On an accelerator, what is marked for it alone; elsewhere all but the tests of the simulated device."""
+    option = config.getoption("--device")
+
+    def belongs(item: pytest.Item) -> bool:
+        if item.get_closest_marker("simulated"):
+            return option == "simulated"
+        return option == "cpu" or item.get_closest_marker("device") is not None
+
+    left_out = [item for item in items if not belongs(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if belongs(item)]
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector never again looks at what the imports left: a million objects."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_outside_the_home_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For this process and all that it starts, Ray workers included."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def isolation() -> None:
+    """Skips a test on a machine where programs can't be isolated."""
+    from paceline.errors import SandboxUnavailableError
+    from paceline.rewards.sandbox import LocalSandbox
+
+    try:
+        LocalSandbox().check()
+    except SandboxUnavailableError as error:
+        pytest.skip(f"no isolation to be had here: {error}")
 
 
 @pytest.fixture(scope="module", autouse=True)

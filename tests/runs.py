@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.device import DEVICE, ON_CPU
 from tests.tiny import make_tiny_model
 
 DIGIT_REWARD = '''
@@ -74,6 +75,8 @@ def base_config(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]
         "trainer.logger": ["console"],
         "trainer.default_local_dir": str(run_dir),
     }
+    if not ON_CPU:
+        config["trainer.device"] = DEVICE
     return config | {key.replace("__", "."): value for key, value in changes.items()}
 
 

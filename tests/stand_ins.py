@@ -9,6 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from paceline.config import PPOConfig
+from paceline.config.load import load_config
+
 
 def write_parquet(path: Path, rows: int = 1) -> Path:
     """A real parquet file with a column `prompt`."""
@@ -34,3 +37,8 @@ def with_changes(config: dict[str, Any], changes: dict[str, Any], files: dict[st
         is_file = isinstance(value, str) and value.startswith("{")
         OmegaConf.update(changed, key, value.format(**files) if is_file else value, force_add=True)
     return changed
+
+
+def config_with(*overrides: str) -> PPOConfig:
+    """The defaults with these overrides, as `trainer.nnodes=2`."""
+    return load_config(OmegaConf.from_dotlist(list(overrides)))

@@ -1,8 +1,8 @@
-"""PPO steps of TRL 1.12.0 on a policy, a reward model and prompts from files; notes when each ended.
+"""PPO steps of TRL 1.16.0 on a policy, a reward model and prompts from files; notes when each ended.
 
 Runs in an environment of its own: see `make bench-peers`.
 
-    python trl_ppo.py MATERIAL WORKLOAD PROMPTS_PER_STEP THREADS FOLDER RESPONSE_TOKENS
+    python trl_ppo.py MATERIAL WORKLOAD PROMPTS_PER_STEP THREADS FOLDER
 """
 
 import json
@@ -21,6 +21,8 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
+RESPONSE_TOKENS = 64  # the longest of the workload
+
 
 class StepClock(TrainerCallback):
     def __init__(self, file):
@@ -31,7 +33,7 @@ class StepClock(TrainerCallback):
             ends.write(f"{time.time()}\n")
 
 
-def main(material, workload, prompts_per_step, threads, output_folder, response_tokens):
+def main(material, workload, prompts_per_step, threads, output_folder):
     torch.set_num_threads(int(threads))
     folder = Path(material)
     prompts = json.loads((folder / f"{workload}.json").read_text())
@@ -52,7 +54,7 @@ def main(material, workload, prompts_per_step, threads, output_folder, response_
                 num_mini_batches=2,
                 num_ppo_epochs=1,
                 total_episodes=len(prompts),
-                response_length=int(response_tokens),
+                response_length=RESPONSE_TOKENS,
                 local_rollout_forward_batch_size=rows,
                 stop_token="eos",
                 temperature=1.0,

@@ -1,6 +1,7 @@
 """GSM8K for training; the same as `paceline data gsm8k`.
 
 python examples/data_preprocess/gsm8k.py --input DIR_OR_FILE --output DIR
+Without files of your own, `--local_save_dir DIR` alone takes them from the hub.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """HellaSwag for training; the same as `paceline data hellaswag`.
 
 python examples/data_preprocess/hellaswag.py --input DIR_OR_FILE --output DIR
+Without files of your own, `--local_save_dir DIR` alone takes them from the hub.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """MATH for training; the same as `paceline data math`.
 
 python examples/data_preprocess/math_dataset.py --input DIR_OR_FILE --output DIR
+Without files of your own, `--local_save_dir DIR` alone takes them from the hub.
 """
 
 import sys

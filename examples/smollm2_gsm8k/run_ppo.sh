@@ -11,14 +11,9 @@ python -m paceline.trainer.main_ppo \
     data.max_response_length=32 \
     data.filter_overlong_prompts=True \
     actor_rollout_ref.model.path="$folder/model" \
-    actor_rollout_ref.model.use_remove_padding=True \
-    actor_rollout_ref.actor.strategy=local \
     actor_rollout_ref.actor.ppo_mini_batch_size=16 \
-    actor_rollout_ref.actor.use_dynamic_bsz=True \
     actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 \
     actor_rollout_ref.actor.optim.lr=2e-5 \
-    critic.strategy=local \
-    critic.model.use_remove_padding=True \
     critic.ppo_max_token_len_per_gpu=2048 \
     critic.optim.lr=2e-5 \
     trainer.total_training_steps=40 \

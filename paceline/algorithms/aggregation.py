@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
 from paceline.algorithms.masking import masked_mean, masked_sum
+from paceline.catalog import LossAggMode
 from paceline.errors import ConfigError
 from paceline.text import unknown_choice
 
-LOSS_AGG_MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+LOSS_AGG_MODES = get_args(LossAggMode)
 
 Aggregate = Callable[[torch.Tensor], torch.Tensor]
 """Aggregates a (micro-batch, response) matrix to a scalar: `agg_loss` with mask, mode and normaliser filled in."""
@@ -32,8 +34,8 @@ class LossNormaliser:
     """Valid response tokens."""
     num_sequences: float
     """Sequences with at least one valid token; neither padding nor an empty response counts."""
-    length: int
-    """Width of the response columns: the constant of seq-mean-token-sum-norm."""
+    length: float
+    """The constant of seq-mean-token-sum-norm: the width of the response columns, unless another is given."""
 
 
 def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, mode: str, normaliser: LossNormaliser) -> torch.Tensor:
@@ -42,6 +44,7 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, mode: str, normali
     With N_tok, N_seq and L of the normaliser, and all sums over valid tokens:
 
     - ``token-mean``: sum of all / N_tok. Every token weighs the same (DAPO, Yu et al. 2025, arXiv:2503.14476).
+    - ``token-sum``: the sum of all. The gradient grows with the mini-batch.
     - ``seq-mean-token-sum``: sum of all / N_seq. Long sequences weigh more.
     - ``seq-mean-token-mean``: sum over sequences of the mean of each / N_seq. Every sequence weighs the same
       (GRPO, Shao et al. 2024, arXiv:2402.03300).
@@ -54,6 +57,8 @@ def agg_loss(loss_mat: torch.Tensor, loss_mask: torch.Tensor, mode: str, normali
     num_sequences = max(normaliser.num_sequences, 1.0)
     if mode == "token-mean":
         return masked_sum(loss_mat, loss_mask) / max(normaliser.num_tokens, 1.0)
+    if mode == "token-sum":
+        return masked_sum(loss_mat, loss_mask)
     if mode == "seq-mean-token-sum":
         return masked_sum(loss_mat, loss_mask) / num_sequences
     if mode == "seq-mean-token-mean":

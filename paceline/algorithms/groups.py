@@ -19,14 +19,22 @@ class Groups:
     def __init__(self, response_mask: torch.Tensor, index: GroupIds | None) -> None:
         if index is None:
             raise ValueError("The group ids (column uid) are needed as index; none were given.")
-        self._is_response = response_mask.bool().any(dim=-1)
+        self.is_response = response_mask.bool().any(dim=-1)
+        """Which rows (batch,) belong to a group."""
         numbers = torch.from_numpy(_group_numbers(index, len(response_mask)))
         self._group_of_row = numbers.to(response_mask.device)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum of x (batch,) over the responses of each row's group, at each row."""
-        sums = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-        return sums.index_add(0, self._group_of_row, zero_outside(x, self._is_response))[self._group_of_row]
+        """Sum of x (batch, ...) over the responses of each row's group, at each row."""
+        responses = self.is_response.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+        sums = torch.zeros_like(x).index_add(0, self._group_of_row, zero_outside(x, responses))
+        return sums[self._group_of_row]
+
+    def max(self, x: torch.Tensor) -> torch.Tensor:
+        """The largest x (batch,) of the responses of each row's group, at each row; -infinity where it has none."""
+        candidates = x.masked_fill(~self.is_response, -torch.inf)
+        largest = torch.full_like(x, -torch.inf).scatter_reduce(0, self._group_of_row, candidates, "amax")
+        return largest[self._group_of_row]
 
     def sizes(self, like: torch.Tensor) -> torch.Tensor:
         """Responses in each row's group, (batch,), in the dtype of `like`."""
@@ -41,6 +49,14 @@ class Groups:
         size = self.sizes(like=x).clamp(min=1)
         centred = x - self.sum(x) / size
         return centred - self.sum(centred) / size
+
+    def std(self, x: torch.Tensor) -> torch.Tensor:
+        """The unbiased standard deviation of x (batch,) in each row's group, at each row; 0 in a group of one."""
+        return (self.sum(self.centre(x).square()) / (self.sizes(like=x) - 1).clamp(min=1)).sqrt()
+
+    def differ(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows (batch,) that are responses of a group in which x (batch,) is not the same for all."""
+        return self.is_response & (self.max(x) > -self.max(-x))
 
 
 def groups_with_signal(scores: np.ndarray | torch.Tensor, uid: GroupIds) -> np.ndarray:

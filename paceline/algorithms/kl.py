@@ -6,17 +6,19 @@ All estimators are per token and of KL(policy || reference), from log-probs of t
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Protocol, get_args
 
 import torch
 
+from paceline.catalog import KLKind, KLLossKind
 from paceline.errors import ConfigError, NonFiniteError
 from paceline.text import unknown_choice
 
-KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+KL_KINDS = get_args(KLKind)
+KL_LOSS_KINDS = get_args(KLLossKind)
 
 MAX_EXPONENT = 20.0
-"""Largest exponent that k3 takes: e^20 is about 5e8, e^89 is infinite in float32."""
+"""Largest exponent that k3 and an importance ratio take: e^20 is about 5e8, e^89 is infinite in float32."""
 
 
 def kl_penalty(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) -> torch.Tensor:
@@ -41,6 +43,31 @@ def kl_penalty(log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str) ->
         # expm1(d) - d and not exp(d) - 1 - d, which in float32 is all rounding error where d is below 1e-3.
         return torch.expm1(d) - d
     raise ConfigError(unknown_choice("kl_penalty or kl_loss_type", kind, sorted(KL_KINDS)))
+
+
+def kl_loss(
+    log_prob: torch.Tensor, ref_log_prob: torch.Tensor, kind: str, old_log_prob: torch.Tensor | None = None
+) -> torch.Tensor:
+    """An estimate for each token, to be minimised: `kl_penalty`, or for a kind with "+" another gradient for it.
+
+    ``k3+``, and so on: the value of k3 with the gradient of k2, (log_prob - ref_log_prob) * grad log_prob. On policy
+    its mean is the gradient of the KL, which that of k1, abs and k3 is not.
+
+    With `old_log_prob`, that of the policy that sampled: value and gradient are those of the "+" kind, times the ratio
+    e^(log_prob - old_log_prob), its logarithm limited to ±20. Then the mean of the gradient is that of the KL off
+    policy, too. For k3 this is the gradient of ratio * k3, as in DeepSeek-V3.2.
+    """
+    if kind not in KL_LOSS_KINDS:
+        raise ConfigError(unknown_choice("kl_loss_type", kind, sorted(KL_LOSS_KINDS)))
+    value = kl_penalty(log_prob, ref_log_prob, kind.removesuffix("+"))
+    if not kind.endswith("+") and old_log_prob is None:
+        return value
+    k2 = kl_penalty(log_prob, ref_log_prob, "k2")
+    straight_through = value.detach() + (k2 - k2.detach())  # the bracket is 0, with the gradient of k2
+    if old_log_prob is None:
+        return straight_through
+    log_ratio = (log_prob.detach() - old_log_prob).clamp(-MAX_EXPONENT, MAX_EXPONENT)
+    return log_ratio.exp() * straight_through
 
 
 class KLController(Protocol):

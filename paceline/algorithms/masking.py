@@ -1,4 +1,4 @@
-"""Sums, means, variances and whitening over the valid entries of a tensor.
+"""Sums, means, whitening and returns over the valid entries of a tensor.
 
 Entries outside the mask are selected away and not multiplied by zero, so NaN or infinity there changes neither a
 result nor a gradient. Masks have the shape of what they mask; non-zero means valid.
@@ -30,22 +30,29 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> 
     return masked_sum(x, mask, dim) / mask.bool().sum(dim=dim).clamp(min=1)
 
 
-def masked_var(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Unbiased variance of all valid entries: sum((x - mean)^2) / (n - 1), Bessel's correction; 0 where n < 2."""
-    return _masked_var_of_centred(_centre(x, mask), mask)
+def masked_whiten(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Scale the valid entries to mean 0 and variance 1; zeros outside the mask.
 
-
-def masked_whiten(x: torch.Tensor, mask: torch.Tensor, shift_mean: bool = True) -> torch.Tensor:
-    """Scale the valid entries to variance 1 and, with `shift_mean`, to mean 0; zeros outside the mask.
-
-    (x - mean) * rsqrt(var + 1e-8), with the unbiased variance. `shift_mean=False` adds the mean back after the
-    scaling. A single valid entry has variance 0 and so becomes 0 (or stays what it is).
+    (x - mean) * rsqrt(var + 1e-8), with the unbiased variance sum((x - mean)^2) / (n - 1). A single valid entry has
+    variance 0 and so becomes 0.
     """
     centred = _centre(x, mask)
-    whitened = centred * torch.rsqrt(_masked_var_of_centred(centred, mask) + 1e-8)
-    if not shift_mean:
-        whitened = whitened + masked_mean(x, mask)
-    return zero_outside(whitened, mask)
+    variance = masked_sum(centred.square(), mask) / (mask.bool().sum() - 1).clamp(min=1)
+    return zero_outside(centred * torch.rsqrt(variance + 1e-8), mask)
+
+
+def return_to_go(x: torch.Tensor, mask: torch.Tensor, discount: float | torch.Tensor = 1.0) -> torch.Tensor:
+    """x_t plus `discount` times the result at the next valid token, along the rows of x (batch, response).
+
+    `discount` is one number, or one for each row (batch,). The result is 0 outside the mask.
+    """
+    valid = mask.bool()
+    result = zero_outside(x, mask)
+    following = result.new_zeros(len(result))
+    for t in reversed(range(result.shape[1])):
+        following = torch.where(valid[:, t], result[:, t] + discount * following, following)
+        result[:, t] = following
+    return zero_outside(result, mask)
 
 
 def _centre(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -56,7 +63,3 @@ def _centre(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """
     centred = zero_outside(x - masked_mean(x, mask), mask)
     return zero_outside(centred - masked_mean(centred, mask), mask)
-
-
-def _masked_var_of_centred(centred: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return masked_sum(centred.square(), mask) / (mask.bool().sum() - 1).clamp(min=1)

@@ -1,4 +1,6 @@
-"""Losses of the policy: PPO's clipped surrogate with dual clip, GSPO, CISPO, and a registry for others.
+"""How a loss of the policy is called, and those that clip a ratio: PPO's surrogate with dual clip, GSPO, CISPO, GMPO.
+
+Others are in `unclipped_losses` and `covariance_losses`.
 
 Metrics are sums over response tokens, to be divided by the tokens of the global mini-batch, so that the division
 into micro-batches changes them as little as it changes the loss.
@@ -7,16 +9,14 @@ into micro-batches changes them as little as it changes the loss.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from paceline.algorithms.aggregation import LOSS_AGG_MODES, Aggregate
 from paceline.algorithms.masking import masked_mean, masked_sum, zero_outside
-from paceline.catalog import LOSSES, LossEntry
+from paceline.catalog import LOSSES, LossEntry, Registry
 from paceline.errors import ConfigError
-from paceline.registry import Registry
 from paceline.text import unknown_choice
 
 MAX_LOG_RATIO = 20.0
@@ -26,9 +26,12 @@ MAX_SEQUENCE_LOG_RATIO = 10.0
 
 
 class PolicyLoss(Protocol):
-    """How every registered policy loss is called, with (micro-batch, response) tensors.
+    """How every registered policy loss is called, with (micro-batch, response) tensors; each takes what it needs.
 
-    `agg` aggregates a matrix of token losses. Returns the loss and detached sums over response tokens.
+    `response_mask` is 1 on the tokens that train. `agg` aggregates a matrix of token losses: it applies importance
+    weights and divides by counts of the mini-batch. `chosen` is True on the tokens of the mini-batch that a loss with
+    `chooses_tokens` treats in another way. The others are settings of the same names. Returns the loss and detached
+    sums over response tokens.
     """
 
     def __call__(
@@ -42,16 +45,17 @@ class PolicyLoss(Protocol):
         clip_ratio_low: float,
         clip_ratio_high: float,
         clip_ratio_c: float,
+        chosen: torch.Tensor | None = None,
+        tau_pos: float = 1.0,
+        tau_neg: float = 1.05,
+        ppo_kl_coef: float = 0.1,
+        dro_beta: float | None = None,
+        loss_type: str = "ppo_clip",
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]: ...
 
 
-@dataclass(frozen=True)
-class _LossEntry:
-    loss: PolicyLoss
-    about: LossEntry
-
-
-_POLICY_LOSSES: Registry[_LossEntry] = Registry("actor_rollout_ref.actor.policy_loss.loss_mode")
+POLICY_LOSSES: Registry[PolicyLoss, LossEntry] = Registry(LOSSES)
+"""The losses by name; the built-in ones of other modules are registered when they are first asked for."""
 
 
 def register_policy_loss(name: str, *, loss_agg_mode: str = "token-mean") -> Callable[[PolicyLoss], PolicyLoss]:
@@ -61,37 +65,29 @@ def register_policy_loss(name: str, *, loss_agg_mode: str = "token-mean") -> Cal
     """
     if loss_agg_mode not in LOSS_AGG_MODES:
         raise ConfigError(unknown_choice("loss_agg_mode", loss_agg_mode, sorted(LOSS_AGG_MODES)))
-
-    def decorate(loss: PolicyLoss) -> PolicyLoss:
-        about = LossEntry(loss.__module__, loss_agg_mode)
-        _POLICY_LOSSES.register(name)(_LossEntry(loss, about))
-        LOSSES.add(name, about)
-        return loss
-
-    return decorate
-
-
-def _built_in(name: str) -> Callable[[PolicyLoss], PolicyLoss]:
-    """Decorator: the loss that the catalogue has as `name`."""
-
-    def decorate(loss: PolicyLoss) -> PolicyLoss:
-        _POLICY_LOSSES.register(name)(_LossEntry(loss, LOSSES.built_in[name]))
-        return loss
-
-    return decorate
+    return POLICY_LOSSES.register(name, LossEntry(loss_agg_mode=loss_agg_mode))
 
 
 def get_policy_loss(name: str) -> PolicyLoss:
     """The loss registered as `name`; ConfigError when there is none."""
-    return _POLICY_LOSSES.get(name).loss
+    return POLICY_LOSSES.get(name)
 
 
-def usual_loss_agg_mode(name: str) -> str:
-    """How the token losses of the loss registered as `name` are aggregated unless the user says otherwise."""
-    return _POLICY_LOSSES.get(name).about.loss_agg_mode
+def loss_traits(name: str) -> LossEntry:
+    """What the loss registered as `name` does in its own way, unless the user says otherwise."""
+    return POLICY_LOSSES.entry(name)
 
 
-@_built_in("vanilla")
+def loss_in_use(loss_mode: str, *, bypass: bool) -> str:
+    """The loss that a run uses: where the rollout's log-probs are the old ones, bypass_mode in place of vanilla.
+
+    >>> loss_in_use("vanilla", bypass=True), loss_in_use("gspo", bypass=True)
+    ('bypass_mode', 'gspo')
+    """
+    return "bypass_mode" if bypass and loss_mode == "vanilla" else loss_mode
+
+
+@POLICY_LOSSES.register("vanilla")
 def clipped_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -102,6 +98,7 @@ def clipped_policy_loss(
     clip_ratio_low: float,
     clip_ratio_high: float,
     clip_ratio_c: float,
+    **_: object,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """PPO's clipped surrogate (Schulman et al. 2017, arXiv:1707.06347, equation 7) with dual clip.
 
@@ -117,7 +114,7 @@ def clipped_policy_loss(
     """
     if not clip_ratio_c > 1:
         raise ConfigError(f"clip_ratio_c is {clip_ratio_c}; at 1 or below it stops all learning. Set it above 1.")
-    old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
+    old_log_prob, log_prob, advantages = inside(response_mask, old_log_prob, log_prob, advantages)
 
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
@@ -128,14 +125,14 @@ def clipped_policy_loss(
     loss = torch.where(advantages < 0, torch.minimum(single, bound), single)
 
     metrics = {
-        "pg_clipfrac": _count(clipped > unclipped, response_mask),
-        "pg_clipfrac_lower": _count((advantages < 0) & (single > bound), response_mask),
+        "pg_clipfrac": count(clipped > unclipped, response_mask),
+        "pg_clipfrac_lower": count((advantages < 0) & (single > bound), response_mask),
         "ppo_kl": masked_sum(-log_ratio.detach(), response_mask),
     }
     return agg(loss), metrics
 
 
-@_built_in("gspo")
+@POLICY_LOSSES.register("gspo")
 def gspo_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -162,7 +159,7 @@ def gspo_policy_loss(
 
     Metrics: `pg_clipfrac`, tokens whose clipped branch is the larger one; `ppo_kl`, old_log_prob - log_prob.
     """
-    old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
+    old_log_prob, log_prob, advantages = inside(response_mask, old_log_prob, log_prob, advantages)
 
     log_ratio = (log_prob - old_log_prob).detach()
     sequence_log_ratio = masked_mean(log_ratio, response_mask, dim=-1).clamp(max=MAX_SEQUENCE_LOG_RATIO)
@@ -172,13 +169,13 @@ def gspo_policy_loss(
     clipped = -advantages * ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
 
     metrics = {
-        "pg_clipfrac": _count(clipped > unclipped, response_mask),
+        "pg_clipfrac": count(clipped > unclipped, response_mask),
         "ppo_kl": masked_sum(-log_ratio, response_mask),
     }
     return agg(torch.maximum(unclipped, clipped)), metrics
 
 
-@_built_in("cispo")
+@POLICY_LOSSES.register("cispo")
 def cispo_policy_loss(
     old_log_prob: torch.Tensor,
     log_prob: torch.Tensor,
@@ -200,40 +197,63 @@ def cispo_policy_loss(
 
     Metrics: `pg_clipfrac`, tokens whose weight is clipped; `ppo_kl`, old_log_prob - log_prob.
     """
-    old_log_prob, log_prob, advantages = _inside(response_mask, old_log_prob, log_prob, advantages)
+    old_log_prob, log_prob, advantages = inside(response_mask, old_log_prob, log_prob, advantages)
 
     log_ratio = (log_prob - old_log_prob).detach()
     ratio = log_ratio.exp()
     weight = ratio.clamp(1 - clip_ratio_low, 1 + clip_ratio_high)
 
     metrics = {
-        "pg_clipfrac": _count(weight != ratio, response_mask),
+        "pg_clipfrac": count(weight != ratio, response_mask),
         "ppo_kl": masked_sum(-log_ratio, response_mask),
     }
     return agg(-weight * advantages * log_prob), metrics
 
 
-def _inside(response_mask: torch.Tensor, *columns: torch.Tensor) -> list[torch.Tensor]:
+@POLICY_LOSSES.register("geo_mean")
+def geo_mean_policy_loss(
+    old_log_prob: torch.Tensor,
+    log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    agg: Aggregate,
+    clip_ratio_low: float,
+    clip_ratio_high: float,
+    **_: object,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The geometric mean of a response's clipped ratios (GMPO, Zhao et al. 2025, arXiv:2507.20673).
+
+    With x = log_prob - old_log_prob of each token, clipped where PPO would clip, but in logarithms:
+
+        y    = min(x, clip_ratio_high) where A > 0,  max(x, -clip_ratio_low) where A < 0,  0 where A = 0
+        loss = -(mean of A over the response) * e^(mean of y over the response),  the same at each of its tokens
+
+    So `seq-mean-token-mean`, its usual aggregation, is the mean over responses. It is meant for advantages that are
+    the same at all tokens of a response.
+
+    Metrics: `pg_clipfrac`, tokens that the clip holds; `ppo_kl`, old_log_prob - log_prob.
+    """
+    old_log_prob, log_prob, advantages = inside(response_mask, old_log_prob, log_prob, advantages)
+
+    log_ratio = log_prob - old_log_prob
+    held = torch.where(advantages > 0, log_ratio.clamp(max=clip_ratio_high), log_ratio.clamp(min=-clip_ratio_low))
+    held = torch.where(advantages == 0, 0.0, held)
+    ratio = masked_mean(held, response_mask, dim=-1).clamp(max=MAX_SEQUENCE_LOG_RATIO).exp()
+    loss = -masked_mean(advantages, response_mask, dim=-1) * ratio
+
+    metrics = {
+        "pg_clipfrac": count((held != log_ratio) & (advantages != 0), response_mask),
+        "ppo_kl": masked_sum(-log_ratio.detach(), response_mask),
+    }
+    return agg(loss.unsqueeze(-1).expand_as(advantages)), metrics
+
+
+def inside(response_mask: torch.Tensor, *columns: torch.Tensor) -> list[torch.Tensor]:
     """The columns with zeros outside the mask."""
     return [zero_outside(column, response_mask) for column in columns]
 
 
-def _count(tokens: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+def count(tokens: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """How many response tokens are True."""
     return masked_sum(tokens.float(), response_mask)
-
-
-@torch.no_grad()
-def truncated_importance_weights(
-    trainer_log_prob: torch.Tensor, rollout_log_prob: torch.Tensor, cap: float
-) -> torch.Tensor:
-    """min(pi_trainer / pi_rollout, cap) of each token: what another engine's samples weigh (Yao et al. 2025, TIS).
-
-    A rollout engine with other kernels or another precision samples from a slightly different distribution than the
-    one that is trained. The weight corrects for that; the cap bounds its variance.
-
-    >>> truncated_importance_weights(torch.tensor([-1.0, -1.0]), torch.tensor([-1.0, -3.0]), cap=2.0)
-    tensor([1., 2.])
-    """
-    log_ratio = (trainer_log_prob - rollout_log_prob).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return log_ratio.exp().clamp(max=cap)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
@@ -15,11 +16,14 @@ COMMANDS = {
     "data": "prepare a public dataset for training: gsm8k, math, hellaswag, full_hh_rlhf",
     "config": "look up keys of the configuration: type, default, meaning",
     "train": "run PPO as configured by key=value ...; the same as python -m paceline.trainer.main_ppo",
+    "import-verl": "turn a launch script of verl's into a command of ours, and say what became of its keys",
     "export": "write the policy or the critic of a run as a Hugging Face folder, LoRA merged, and check it",
     "report": "make a page of one run, or of several to compare them",
     "rollout": "sample from a model or a checkpoint, and score the responses",
+    "eval": "measure a model or a checkpoint on prepared data: accuracy, pass@k, majority",
 }
-"""Name of each subcommand, which is also its module's, and what it does. A module has `main(argv) -> exit code`."""
+"""Name of each subcommand, which with _ for - is also its module's, and what it does. A module has `main(argv) -> exit
+code`."""
 EXAMPLES = (
     "quickstart",
     "train actor_rollout_ref.model.path=model data.train_files=train.parquet trainer.total_training_steps=100",
@@ -42,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         hint = did_you_mean(name, COMMANDS)
         print(f"paceline has no command {name!r}.{hint}\n\n{_help()}", file=sys.stderr)
         return 2
-    return importlib.import_module(f"paceline.cli.{name}").main(arguments[1:])
+    return importlib.import_module(f"paceline.cli.{name.replace('-', '_')}").main(arguments[1:])
 
 
 def _help() -> str:
@@ -51,3 +55,13 @@ def _help() -> str:
     head = "usage: paceline COMMAND [options] [key=value ...]"
     examples = ["examples:", *(f"  paceline {example}" for example in EXAMPLES)]
     return "\n".join([head, "", *lines, "", *examples])
+
+
+def make_parser(command: str, description: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser of `paceline <command>`; the examples stand at the end of its help."""
+    return argparse.ArgumentParser(
+        prog=f"paceline {command}",
+        description=description,
+        epilog="\n".join(["examples:", *(f"  paceline {command} {example}".rstrip() for example in examples)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )

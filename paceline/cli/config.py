@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from paceline.cli.parser import make_parser
-
-if TYPE_CHECKING:
-    from paceline.config.keys import Key
+from paceline.cli import make_parser
+from paceline.config.describe import description, type_name, value_text
+from paceline.config.dialect.choices import REFUSED_CHOICES
+from paceline.config.dialect.translation import RULES, rule_for
+from paceline.config.keys import Key, known_keys, nearest_key, walk_keys
+from paceline.text import nearest
 
 EXAMPLES = (
     "",
@@ -26,33 +27,26 @@ def main(argv: Sequence[str]) -> int:
     parser = make_parser("config", "Look up the keys of the configuration.", EXAMPLES)
     parser.add_argument("words", nargs="*", metavar="WORD", help="a key, a section, or words to look for")
     words = parser.parse_args(argv).words
-
-    from paceline.config.keys import known_keys, walk_keys
-
     if len(words) == 1 and words[0] in known_keys():
         print(explain(known_keys()[words[0]]))
         return 0
     found = [line for key in walk_keys() if not key.is_section and matches(key, words) for line in entry(key)]
-    refused = list(refusals(words)) if words else []
+    of_verl = list(keys_of_verl(words)) if words else []
     if not found:
-        print("\n".join(refused) or not_found(words), file=sys.stderr)
+        print("\n".join(of_verl) or not_found(words), file=sys.stderr)
         return 1
-    print("\n".join([*found, *(["", "Known, and refused:", *refused] if refused else [])]))
+    print("\n".join([*found, *(["", "Keys of verl's:", *of_verl] if of_verl else [])]))
     return 0
 
 
 def matches(key: Key, words: Iterable[str]) -> bool:
     """Whether all words are somewhere in the key's name or description."""
-    from paceline.config.describe import description
-
     text = f"{key.name} {description(key)}".lower()
     return all(word.lower() in text for word in words)
 
 
 def entry(key: Key) -> list[str]:
     """A key in a list: name, type and default on one line, the meaning under it."""
-    from paceline.config.describe import description, type_name, value_text
-
     if key.is_section:
         return [f"{key.name}.*", *_wrapped(description(key))]
     return [f"{key.name} ({type_name(key.hint)}) = {value_text(key.default)}", *_wrapped(description(key))]
@@ -60,9 +54,6 @@ def entry(key: Key) -> list[str]:
 
 def explain(key: Key) -> str:
     """One key with its neighbours, or one section with its keys."""
-    from paceline.config.describe import description, type_name, value_text
-    from paceline.config.keys import walk_keys
-
     if key.is_section:
         below = [other for other in walk_keys() if other.name.rpartition(".")[0] == key.name]
         return "\n".join([key.name, *_wrapped(description(key)), "", *(line for k in below for line in entry(k))])
@@ -85,9 +76,6 @@ def explain(key: Key) -> str:
 
 def not_found(words: Sequence[str]) -> str:
     """What to say of words that no key has: which keys are spelt like them."""
-    from paceline.config.keys import known_keys, nearest_key
-    from paceline.text import nearest
-
     asked = " ".join(words)
     parts: dict[str, list[str]] = {}
     for key in known_keys().values():
@@ -99,15 +87,16 @@ def not_found(words: Sequence[str]) -> str:
     return "\n".join([*lines, *(["The nearest:"] if names else []), *(f"  {name}" for name in names)])
 
 
-def refusals(words: Sequence[str]) -> Iterator[str]:
-    """What is said of keys that are known and refused and have all words in their names, and of such choices."""
-    from paceline.config.unsupported import UNSUPPORTED_CHOICES, UNSUPPORTED_KEYS
-
+def keys_of_verl(words: Sequence[str]) -> Iterator[str]:
+    """What becomes of keys of verl's that have all words in their names, and of choices that are refused."""
     asked = " ".join(words)
-    for key, sentence in UNSUPPORTED_KEYS.items():
-        if all(word.lower() in key for word in words) or asked.startswith(f"{key}."):
-            yield f"{key} {sentence}"
-    for key, choices in UNSUPPORTED_CHOICES.items():
+    rule = rule_for(asked)
+    if rule is not None:
+        yield f"{asked} {rule.says}"
+    else:
+        for one in RULES:
+            yield from (f"{name} {one.says}" for name in one.names if all(word.lower() in name for word in words))
+    for key, choices in REFUSED_CHOICES.items():
         yield from (f"{key}={choice} {choices[choice]}" for choice in choices if choice == asked.lower())
 
 

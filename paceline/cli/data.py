@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.parser import make_parser
+from paceline.cli import make_parser
+from paceline.command_line import errors_as_exit_codes
+from paceline.log_file import configure_logging
 
 if TYPE_CHECKING:
     from paceline.data.sources import SplitReport
@@ -35,10 +37,12 @@ def main(argv: Sequence[str]) -> int:
     """Prepare one dataset, and print what became of its rows. Gives the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    if arguments.input is None and arguments.hub is None:
+        if not any(argument.startswith(("--local_save_dir", "--local_dir")) for argument in argv):
+            parser.error("one of the arguments --input --hub is required")
+        arguments.hub = ""  # as scripts of this kind do that name where to save alone
     if arguments.revision is not None and arguments.hub is None:
         parser.error("--revision is one of the hub: it takes --hub")
-
-    from paceline.trainer.main_ppo import configure_logging, errors_as_exit_codes
 
     configure_logging()
     start = time.monotonic()
@@ -102,9 +106,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    origin = parser.add_mutually_exclusive_group(required=True)
+    origin = parser.add_mutually_exclusive_group()
     origin.add_argument(
-        "--input", type=Path, metavar="DIR_OR_FILE", help="the original files: .jsonl, .jsonl.gz or .parquet"
+        "--input",
+        "--local_dataset_path",
+        type=Path,
+        metavar="DIR_OR_FILE",
+        help="the original files: .jsonl, .jsonl.gz or .parquet",
     )
     origin.add_argument(
         "--hub",
@@ -113,7 +121,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="OWNER/NAME",
         help="download from the Hugging Face hub; without a name the dataset's usual one",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder of the parquet files")
+    parser.add_argument(
+        "--output", "--local_save_dir", "--local_dir", type=Path, required=True, metavar="DIR",
+        help="folder of the parquet files",
+    )  # fmt: skip
     parser.add_argument(
         "--on-error",
         choices=("stop", "skip"),
@@ -123,7 +134,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split",
         choices=("train", "validation", "test"),
-        help="the split of all files (default: as their names tell)",
+        help="the split of all files (default: by their names)",
     )
     parser.add_argument("--data-source", metavar="NAME", help="the name that rows carry, by which scorers know them")
     parser.add_argument("--revision", help="branch, tag or commit on the hub (default: main)")

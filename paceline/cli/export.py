@@ -6,7 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.parser import make_parser
+from paceline.cli import make_parser
+from paceline.command_line import errors_as_exit_codes
+from paceline.log_file import configure_logging
 
 EXAMPLES = (
     "runs/paceline/ppo --output ~/models/mine",
@@ -18,8 +20,7 @@ def main(argv: Sequence[str]) -> int:
     """Export one role of a checkpoint, and print what was written. Gives the exit code."""
     arguments = _parser().parse_args(argv)
 
-    from paceline.trainer.export import export_run
-    from paceline.trainer.main_ppo import configure_logging, errors_as_exit_codes
+    from paceline.trainer.hf_export import export_run
 
     configure_logging()
     with errors_as_exit_codes():

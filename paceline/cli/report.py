@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.cli.parser import make_parser
+from paceline.cli import make_parser
+from paceline.command_line import errors_as_exit_codes
+from paceline.errors import ConfigError, StorageError
 
 EXAMPLES = (
     "runs/paceline/ppo                                    writes runs/paceline/ppo/report.html",
@@ -27,9 +29,7 @@ def main(argv: Sequence[str]) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    from paceline.errors import ConfigError, StorageError
     from paceline.report.page import PAGE_FILE, write_page
-    from paceline.trainer.main_ppo import errors_as_exit_codes
 
     runs = [run.expanduser() for run in arguments.runs]
     output = arguments.output or (runs[0] / PAGE_FILE if len(runs) == 1 else Path(PAGE_FILE))

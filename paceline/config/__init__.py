@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from paceline.config.actor_rollout_ref import (
+from paceline.config.field_rules import OnlyWith
+from paceline.config.model_sections import (
     ActorConfig,
     ActorRolloutRefConfig,
+    CriticConfig,
+    CriticModelConfig,
     EngineKwargsConfig,
+    FrozenFsdpConfig,
+    FsdpConfig,
+    ModelConfig,
+    OptimConfig,
     PolicyLossConfig,
     PolicyModelConfig,
     RefConfig,
     RolloutConfig,
+    TrainedModelConfig,
     ValSamplingConfig,
 )
-from paceline.config.algorithm import AlgorithmConfig, FilterGroupsConfig, KLControlConfig
-from paceline.config.common import FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig, TrainedModelConfig
-from paceline.config.critic import CriticConfig, CriticModelConfig
-from paceline.config.data import DataConfig
-from paceline.config.field_rules import OnlyWith
 from paceline.config.reward import (
     CustomRewardConfig,
     OverlongBufferConfig,
@@ -29,7 +32,21 @@ from paceline.config.reward import (
     SandboxConfig,
     SourceWeights,
 )
-from paceline.config.trainer import PlacementConfig, RayConfig, TrainerConfig, TransferQueueConfig
+from paceline.config.run_sections import (
+    AlgorithmConfig,
+    CustomDatasetConfig,
+    DataConfig,
+    FilterGroupsConfig,
+    KLControlConfig,
+    PfPpoConfig,
+    PlacementConfig,
+    RayConfig,
+    RolloutCorrectionConfig,
+    SamplerConfig,
+    ScheduleConfig,
+    TrainerConfig,
+    TransferQueueConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +79,7 @@ __all__ = [
     "AlgorithmConfig",
     "CriticConfig",
     "CriticModelConfig",
+    "CustomDatasetConfig",
     "CustomRewardConfig",
     "DataConfig",
     "EngineKwargsConfig",
@@ -73,6 +91,7 @@ __all__ = [
     "OptimConfig",
     "OverlongBufferConfig",
     "PPOConfig",
+    "PfPpoConfig",
     "PlacementConfig",
     "PolicyLossConfig",
     "PolicyModelConfig",
@@ -82,7 +101,10 @@ __all__ = [
     "RewardModelConfig",
     "RewardModelModelConfig",
     "RolloutConfig",
+    "RolloutCorrectionConfig",
+    "SamplerConfig",
     "SandboxConfig",
+    "ScheduleConfig",
     "SourceWeights",
     "TrainedModelConfig",
     "TrainerConfig",

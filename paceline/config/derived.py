@@ -1,15 +1,59 @@
-"""What follows from several sections: those that leave something open (null) completed, and which roles a run has."""
+"""What follows from the sections: which roles a run has, sections with what they leave open (null) filled in, and how
+devices are divided into pools. A pool is a list of devices per node."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from paceline.config import CriticConfig, PPOConfig, RewardModelConfig
+from paceline.catalog import ESTIMATORS
+from paceline.config import (
+    ActorConfig,
+    AlgorithmConfig,
+    CriticConfig,
+    PlacementConfig,
+    PPOConfig,
+    RewardModelConfig,
+    TrainerConfig,
+)
+from paceline.errors import ConfigError
+
+GLOBAL_POOL = "global_pool"
+ACTOR_POOL = "actor_rollout_ref_pool"
+CRITIC_POOL = "critic_pool"
+ROLLOUT_POOL = "rollout_pool"
+UPDATE_ROWS, FORWARD_ROWS = 8, 16
+"""Responses of a micro-batch with gradients, and of one without, where micro-batches go by rows and none are set."""
+TOKEN_BUDGET = 4096
+"""Tokens of a micro-batch in a worker that has no driver to choose them."""
+
+Pools = dict[str, list[int]]
+
+
+def uses_critic(config: PPOConfig) -> bool:
+    """Whether the estimator reads values; one that nobody knows has no critic."""
+    estimator = ESTIMATORS.get(config.algorithm.adv_estimator)
+    return estimator is not None and estimator.needs_critic
 
 
 def uses_reference(config: PPOConfig) -> bool:
     """Whether a KL term needs the reference policy."""
     return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+
+
+def uses_sum_pi_squared(config: PPOConfig) -> bool:
+    """Whether the sum of squared probabilities is computed with the old log-probs, asked for or needed."""
+    estimator = ESTIMATORS.get(config.algorithm.adv_estimator)
+    is_needed = estimator is not None and estimator.needs_sum_pi_squared
+    return is_needed or config.actor_rollout_ref.actor.calculate_sum_pi_squared
+
+
+def component_weights(algorithm: AlgorithmConfig) -> dict[str, float]:
+    """The parts of a score that the estimator reads, with their weights; none for most estimators."""
+    estimator = ESTIMATORS.get(algorithm.adv_estimator)
+    if estimator is None or not estimator.needs_components:
+        return {}
+    names = algorithm.gdpo_reward_keys or []
+    return dict(zip(names, algorithm.gdpo_reward_weights or [1.0] * len(names), strict=True))
 
 
 def critic_config(config: PPOConfig) -> CriticConfig:
@@ -19,9 +63,20 @@ def critic_config(config: PPOConfig) -> CriticConfig:
         critic,
         ppo_mini_batch_size=critic.ppo_mini_batch_size or policy.actor.ppo_mini_batch_size,
         ppo_epochs=critic.ppo_epochs or policy.actor.ppo_epochs,
-        use_dynamic_bsz=_or(critic.use_dynamic_bsz, policy.actor.use_dynamic_bsz),
+        use_dynamic_bsz=by_tokens(
+            critic.use_dynamic_bsz,
+            critic.ppo_micro_batch_size_per_gpu or critic.forward_micro_batch_size_per_gpu,
+            otherwise=actor_goes_by_tokens(policy.actor),
+        ),
         model=replace(critic.model, path=critic.model.path or policy.model.path),
     )
+
+
+def update_sizes(section: ActorConfig | CriticConfig) -> tuple[int, int]:
+    """Prompts in a mini-batch, and passes over a batch; a critic's section must come from `critic_config`."""
+    assert section.ppo_mini_batch_size is not None
+    assert section.ppo_epochs is not None
+    return section.ppo_mini_batch_size, section.ppo_epochs
 
 
 def reward_model_config(config: PPOConfig) -> RewardModelConfig:
@@ -30,10 +85,146 @@ def reward_model_config(config: PPOConfig) -> RewardModelConfig:
     tokenizer = section.model.input_tokenizer or policy.model.tokenizer_path or policy.model.path
     return replace(
         section,
-        use_dynamic_bsz=_or(section.use_dynamic_bsz, policy.actor.use_dynamic_bsz),
+        use_dynamic_bsz=by_tokens(
+            section.use_dynamic_bsz, section.micro_batch_size_per_gpu, otherwise=actor_goes_by_tokens(policy.actor)
+        ),
         model=replace(section.model, input_tokenizer=tokenizer),
     )
 
 
-def _or(own: bool | None, other: bool) -> bool:
-    return other if own is None else own
+def by_tokens(asked: bool | None, rows: int | None, *, otherwise: bool) -> bool:
+    """Whether micro-batches are of so many tokens: as asked, else not if their rows are set, else as `otherwise`."""
+    if asked is not None:
+        return asked
+    return otherwise if rows is None else False
+
+
+def actor_goes_by_tokens(actor: ActorConfig) -> bool:
+    """Whether the micro-batches of the actor's update are of so many tokens; other passes follow it."""
+    return by_tokens(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, otherwise=True)
+
+
+def backend_for(strategy: str | None, num_devices: int) -> str:
+    """The backend of a role on so many devices: what its section names, else the one that has least to do there."""
+    return strategy or ("local" if num_devices == 1 else "fsdp2")
+
+
+def role_pools(trainer: TrainerConfig) -> tuple[list[int], list[int]]:
+    """Devices per node of the actor's pool, and of that of critic and reward model."""
+    pools = device_pools(trainer)
+    return next(iter(pools.values())), pools.get(CRITIC_POOL, next(iter(pools.values())))
+
+
+def with_backends(config: PPOConfig) -> PPOConfig:
+    """The same with a backend for every role: what a section leaves open follows from the devices of its pool."""
+    try:
+        shares, per_share = pool_shares(config.trainer), config.trainer.n_gpus_per_node
+        first = next(iter(shares.values()))
+        counted = (first, shares.get(CRITIC_POOL, first))
+        actor_devices, critic_devices = (share * per_share if config.trainer.nnodes > 1 else share for share in counted)
+    except ConfigError:  # a placement that can't be; any number of devices will do to check the rest
+        actor_devices = critic_devices = 2
+    policy, critic, scorer = config.actor_rollout_ref, config.critic, config.reward_model
+    actor = replace(policy.actor, strategy=backend_for(policy.actor.strategy, actor_devices))
+    return replace(
+        config,
+        actor_rollout_ref=replace(policy, actor=actor),
+        critic=replace(critic, strategy=backend_for(critic.strategy, critic_devices)),
+        reward_model=replace(scorer, strategy=backend_for(scorer.strategy, critic_devices)),
+    )
+
+
+def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+    """Of the backend that the section names; 1 if that has no tensor parallelism."""
+    backends = {"megatron": section.megatron, "torchtitan": section.torchtitan}
+    named = backends.get(section.strategy or "")
+    return named.tensor_model_parallel_size if named is not None else 1
+
+
+def device_pools(trainer: TrainerConfig) -> Pools:
+    """The pools of a placement. What does not divide, and what would leave a device idle, is a ConfigError.
+
+    >>> device_pools(TrainerConfig(nnodes=2, n_gpus_per_node=4))
+    {'global_pool': [4, 4]}
+    >>> device_pools(TrainerConfig(n_gpus_per_node=4, placement=PlacementConfig(name="split")))
+    {'actor_rollout_ref_pool': [2], 'critic_pool': [2]}
+    >>> device_pools(TrainerConfig(nnodes=3, n_gpus_per_node=4, placement=PlacementConfig("split", critic_devices=1)))
+    {'actor_rollout_ref_pool': [4, 4], 'critic_pool': [4]}
+    >>> device_pools(TrainerConfig(n_gpus_per_node=4, placement=PlacementConfig(rollout_devices=1)))
+    {'global_pool': [3], 'rollout_pool': [1]}
+    """
+    if trainer.nnodes > 1:
+        return {name: [trainer.n_gpus_per_node] * share for name, share in pool_shares(trainer).items()}
+    return {name: [share] for name, share in pool_shares(trainer).items()}
+
+
+def pool_shares(trainer: TrainerConfig) -> dict[str, int]:
+    """Nodes of each pool or, on one node, devices."""
+    placement = trainer.placement
+    by_node = trainer.nnodes > 1
+    total = trainer.nnodes if by_node else trainer.n_gpus_per_node
+    key, unit = ("trainer.nnodes", "nodes") if by_node else ("trainer.n_gpus_per_node", "devices")
+    shares: dict[str, int] = {}
+    if placement.rollout_devices is not None:
+        shares[ROLLOUT_POOL] = _within("rollout_devices", placement.rollout_devices, total, key, unit)
+        total -= placement.rollout_devices
+        key = f"{key} less trainer.placement.rollout_devices"
+    if placement.name == "split":
+        shares[CRITIC_POOL] = _critic_share(placement, total, key, unit)
+        shares[ACTOR_POOL] = total - shares[CRITIC_POOL]
+    elif placement.critic_devices is not None:
+        raise ConfigError(
+            f"trainer.placement.critic_devices={placement.critic_devices} has no part in colocated placement; "
+            "set trainer.placement.name=split or leave it null."
+        )
+    else:
+        shares[GLOBAL_POOL] = total
+    names = [name for name in (GLOBAL_POOL, ACTOR_POOL, CRITIC_POOL, ROLLOUT_POOL) if name in shares]
+    return {name: shares[name] for name in names}
+
+
+def rollout_pools(trainer: TrainerConfig) -> list[str]:
+    """The pools that generate, the actor's first if it is among them.
+
+    >>> rollout_pools(TrainerConfig(n_gpus_per_node=4, placement=PlacementConfig(rollout_devices=1)))
+    ['rollout_pool']
+    """
+    pools, asked = device_pools(trainer), trainer.placement.rollout_on
+    actor_pool = next(iter(pools))
+    if asked is None:
+        return [ROLLOUT_POOL if ROLLOUT_POOL in pools else actor_pool]
+    text = f"trainer.placement.rollout_on=[{','.join(asked)}]"
+    unknown = [name for name in asked if name not in pools]
+    if unknown or not asked:
+        found = f"names {', '.join(unknown)}, which this placement does not have" if unknown else "names no pool"
+        raise ConfigError(f"{text} {found}. The pools are: {', '.join(pools)}.")
+    others = sorted(set(asked) - {actor_pool})
+    if len(others) > 1 or len(set(asked)) < len(asked):
+        raise ConfigError(f"{text}: name each pool once, {actor_pool} and at most one more.")
+    if ROLLOUT_POOL in pools and ROLLOUT_POOL not in asked:
+        raise ConfigError(f"{text} leaves rollout_pool idle; add it, or leave trainer.placement.rollout_devices null.")
+    return [actor_pool] * (actor_pool in asked) + others
+
+
+def _within(name: str, share: int, total: int, key: str, unit: str) -> int:
+    if not 1 <= share < total:
+        advice = f"Set it from 1 to {total - 1}." if total > 1 else f"Raise {key.split()[0]} or leave it null."
+        raise ConfigError(f"trainer.placement.{name}={share} leaves a pool without {unit}: {key}={total}. {advice}")
+    return share
+
+
+def _critic_share(placement: PlacementConfig, total: int, key: str, unit: str) -> int:
+    """Nodes or devices of the critic."""
+    if total < 2:
+        raise ConfigError(
+            f"trainer.placement.name=split wants at least two {unit} for actor and critic; {key}={total}. "
+            "Raise trainer.n_gpus_per_node or set trainer.placement.name=colocated."
+        )
+    if placement.critic_devices is not None:
+        return _within("critic_devices", placement.critic_devices, total, key, unit)
+    if total % 2:
+        raise ConfigError(
+            f"{key}={total} does not divide into two equal pools; set trainer.placement.critic_devices to the number "
+            f"of {unit} for the critic (1 to {total - 1}), or change {key.split()[0]} by one."
+        )
+    return total // 2

@@ -1,7 +1,7 @@
-"""The configuration in words, from the dataclasses and the docstrings under their fields.
+"""The configuration as yaml, as a page and as help, from the dataclasses and the docstrings under their fields.
 
 `python -m paceline.config.describe yaml` writes the shipped yaml to standard output, `markdown` the reference in
-docs/config.md; a test holds both files equal to this.
+docs/config.md, `verl` docs/verl_keys.md; a test holds these files equal to this.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Literal, Union, get_args, get_origin
 
 import yaml
 
+from paceline.config.dialect.choices import CHOICES, REFUSED_CHOICES
+from paceline.config.dialect.rule_kinds import show
+from paceline.config.dialect.translation import RULES
 from paceline.config.keys import Key, walk_keys
 
 _YAML_HEAD = """\
@@ -58,6 +61,16 @@ the memory.
 This page is written by `python -m paceline.config.describe markdown`.
 """
 
+_VERL_HEAD = """\
+# Keys of verl's
+
+What becomes of the keys and values that launch scripts of verl have and that are not keys here. In a name, `*` is one
+part, `**` the rest, `{a,b}` one of several. A key that is in no row, and is none of [ours](config.md), is refused with
+the nearest one that is. [Coming from verl](coming_from_verl.md) says what behaves otherwise, and how to read a script.
+
+This page is written by `python -m paceline.config.describe verl`.
+"""
+
 _HELP_HEAD = """\
 PPO training of a language model.
 
@@ -93,7 +106,7 @@ def docstring(key: Key) -> str:
     return _docstrings(key.owner).get(key.field, "")
 
 
-def _choices(hint: Any) -> tuple[str, ...]:
+def _choices(hint: object) -> tuple[str, ...]:
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
@@ -109,7 +122,7 @@ def description(key: Key) -> str:
     return f"{doc} One of {', '.join(choices)}."
 
 
-def type_name(hint: Any) -> str:
+def type_name(hint: object) -> str:
     """A type as yaml users call it."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -118,10 +131,13 @@ def type_name(hint: Any) -> str:
         return "choice"
     if origin in (list, tuple):
         return f"list of {type_name(args[0])}"
-    return {str: "text", int: "int", float: "float", bool: "bool", type(None): "null", dict: "section"}[origin or hint]
+    names: dict[object, str] = {
+        str: "text", int: "int", float: "float", bool: "bool", type(None): "null", dict: "section"
+    }  # fmt: skip
+    return names[origin or hint]
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """A default as yaml text on one line."""
     plain = list(value) if isinstance(value, tuple) else value
     return yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
@@ -147,14 +163,8 @@ def render_yaml() -> str:
 def render_markdown() -> str:
     """docs/config.md: one table per section."""
     lines = [_MARKDOWN_HEAD.rstrip()]
-    sections = [key for key in walk_keys() if key.is_section]
-    for section in sections:
-        keys = [
-            key
-            for key in walk_keys(section.default, section.name + ".")
-            if key.name.count(".") == 1 + section.name.count(".")
-        ]
-        leaves = [key for key in keys if not key.is_section]
+    for section in (key for key in walk_keys() if key.is_section):
+        leaves = [key for key in walk_keys() if not key.is_section and key.name.rpartition(".")[0] == section.name]
         if not leaves:
             continue
         about = inspect.getdoc(type(section.default)) or ""
@@ -177,7 +187,29 @@ def render_help(command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-_RENDERERS: dict[str, Callable[[], str]] = {"yaml": render_yaml, "markdown": render_markdown}
+def render_verl_keys() -> str:
+    """docs/verl_keys.md: what becomes of the keys and values that people bring from verl."""
+    lines = [_VERL_HEAD.rstrip(), "", "## Keys", "", "| key | here |", "| --- | --- |"]
+    lines += [f"| `{rule.pattern}` | {_in_table(rule.says)} |" for rule in RULES]
+    lines += ["", "## Values of keys that are here", "", "| value | here |", "| --- | --- |"]
+    for key, asked, settings, why in CHOICES:
+        became = ", ".join(f"`{name}` is {show(value)}" for name, value in settings.items())
+        lines.append(f"| `{key}`: {show(asked)} | {became}{f' ({why})' if why else ''} |")
+    lines.append("| `trainer.logger`: file | left out: metrics.jsonl is always written |")
+    lines += [f"| `{key}`: {name} | {said} |" for key, names in REFUSED_CHOICES.items() for name, said in names.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _in_table(text: str) -> str:
+    """Text for a cell, with nothing in it that reads as a setting of a page: `key=value` is `key: value`."""
+    return re.sub(r"(?<=[a-z_])=(?=\w)", ": ", text).replace("|", "\\|").replace("**", "\\*\\*")
+
+
+_RENDERERS: dict[str, Callable[[], str]] = {
+    "yaml": render_yaml,
+    "markdown": render_markdown,
+    "verl": render_verl_keys,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or sys.argv[1] not in _RENDERERS:

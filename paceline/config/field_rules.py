@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Annotated
+from typing import Annotated, Any
 
 
 @dataclass(frozen=True)
@@ -81,3 +81,6 @@ LocalPath = Annotated[str, Names.PATH]
 LocalPaths = Annotated[str | list[str], Names.PATH]
 ModelPath = Annotated[str, Names.MODEL]
 ModuleOrFile = Annotated[str, Names.MODULE]
+
+UserDict = dict[str, Any]
+"""Keys of the user's own below a key of ours."""

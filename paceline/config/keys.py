@@ -7,11 +7,14 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.config import PPOConfig
 from paceline.config.field_rules import Names, OnlyWith, Range
 from paceline.text import nearest
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Rule = TypeVar("Rule")
 
@@ -26,13 +29,13 @@ class Key:
 
     name: str
     """Full name, with dots."""
-    hint: Any
+    hint: object
     """Its resolved type; the dataclass of a section."""
     default: Any
     """Its default; the default dataclass of a section."""
     owner: type
     """The dataclass that has it as a field."""
-    rules: tuple[Any, ...] = ()
+    rules: tuple[object, ...] = ()
     """What the field's type says beside the type itself: see paceline/config/field_rules.py."""
     sections: tuple[Key, ...] = ()
     """The sections that it is in, from the outermost."""
@@ -66,12 +69,12 @@ class Key:
         return self.name.rpartition(".")[2]
 
 
-def walk_keys(section: Any = None, prefix: str = "", sections: tuple[Key, ...] = ()) -> Iterator[Key]:
-    """Every section and key below `section` (a dataclass instance; all of PPOConfig without one), in order.
+def walk_keys(config: DataclassInstance | None = None) -> Iterator[Key]:
+    """Every section and key in order, of a PPOConfig or of a dataclass like it."""
+    yield from _walk(PPOConfig() if config is None else config, "", ())
 
-    `prefix` is the name of that section with a dot, `sections` are those around its keys.
-    """
-    section = PPOConfig() if section is None else section
+
+def _walk(section: DataclassInstance, prefix: str, sections: tuple[Key, ...]) -> Iterator[Key]:
     owner = type(section)
     hints, annotated = get_type_hints(owner), get_type_hints(owner, include_extras=True)
     for field in dataclasses.fields(section):
@@ -79,14 +82,15 @@ def walk_keys(section: Any = None, prefix: str = "", sections: tuple[Key, ...] =
         key = Key(prefix + name, hints[name], default, owner, tuple(_rules(annotated[name])), sections)
         yield key
         if key.is_section:
-            yield from walk_keys(default, key.name + ".", (*sections, key))
+            yield from _walk(default, key.name + ".", (*sections, key))
 
 
-def _rules(hint: Any) -> Iterator[Any]:
+def _rules(hint: object) -> Iterator[object]:
     """The rules of a type and, of X | None, of its members; the items of a list have none of the key's."""
     if get_origin(hint) is Annotated:
-        yield from _rules(hint.__origin__)
-        yield from hint.__metadata__
+        kind, *rules = get_args(hint)
+        yield from _rules(kind)
+        yield from rules
     elif get_origin(hint) in (Union, types.UnionType):
         for member in get_args(hint):
             yield from _rules(member)

@@ -5,27 +5,36 @@ Takes any subset of the keys; the rest are the defaults of the dataclasses. Give
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import errno
+import functools
 import math
 import os
 import types
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 from paceline.config import PPOConfig
+from paceline.config.dialect.choices import refused_choice
+from paceline.config.dialect.translation import Note, translate
 from paceline.config.field_rules import Names
 from paceline.config.keys import known_keys, nearest_key
 from paceline.config.secrets import remember_secrets
-from paceline.config.unsupported import UNSUPPORTED_KEYS, refused_choice
 from paceline.errors import ConfigError
+from paceline.files import exists
 
-Config = DictConfig | Mapping[str, Any] | PPOConfig
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+SectionType = TypeVar("SectionType", bound="DataclassInstance")
+Config = DictConfig | Mapping[str, object] | PPOConfig
 Problems = dict[str, str]
 """Key to message; a message begins with the key that it is about."""
 
@@ -39,27 +48,46 @@ HYDRA_KEYS = ("hydra", "defaults")
 def load_config(config: Config) -> PPOConfig:
     """The complete configuration: `config` over the defaults, interpolations resolved, paths made absolute.
 
-    Raises ConfigError with every unknown key, unsupported key and wrong type.
+    A PPOConfig is taken as it is. Raises ConfigError with every unknown key, unsupported key and wrong type.
     """
-    cfg, problems = read_config(config)
-    if problems:
-        raise ConfigError(list(problems.values()))
-    return cfg
+    if isinstance(config, PPOConfig):
+        return config
+    reading = read_config(config)
+    if reading.problems:
+        raise ConfigError(list(reading.problems.values()))
+    return reading.cfg
 
 
-def read_config(config: Config) -> tuple[PPOConfig, Problems]:
-    """As load_config, but gives the problems back; a key with a problem has its default in the result.
+@dataclass(frozen=True)
+class Reading:
+    """A configuration as far as it could be read."""
+
+    cfg: PPOConfig
+    """A key with a problem has its default here."""
+    problems: Problems
+    notes: list[Note] = field(default_factory=list)
+    """What became of keys of verl's that were taken."""
+
+
+def read_config(config: Config) -> Reading:
+    """As load_config, but gives the problems back, and what was said of keys of verl's.
 
     From here on, what is a secret in it is hidden in all that this process logs, raises and writes.
     """
+    if isinstance(config, PPOConfig):
+        return Reading(config, {})
     problems: Problems = {}
     merged = _merge(to_dict(PPOConfig()), _plain(config))
     try:
-        tree = _resolve(OmegaConf.create(merged), "", problems)
+        is_ready = _is_resolved(merged)
+        tree = copy.deepcopy(merged) if is_ready else _resolve_section(OmegaConf.create(merged), "", problems)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the configuration can't be parsed: {error}") from error
     remember_secrets("", tree)
-    return _read_section(tree, PPOConfig(), "", problems), problems
+    translation = translate(tree)
+    problems |= translation.problems
+    cfg = _read_section(translation.tree, PPOConfig(), "", problems)
+    return Reading(cfg, problems, translation.notes)
 
 
 def read_saved(file: Path) -> DictConfig:
@@ -77,7 +105,7 @@ def read_saved(file: Path) -> DictConfig:
 
 def to_dict(cfg: PPOConfig) -> dict[str, Any]:
     """The configuration as nested plain dicts and lists."""
-    return _as_lists(dataclasses.asdict(cfg))
+    return {key: _as_lists(value) for key, value in dataclasses.asdict(cfg).items()}
 
 
 def to_dictconfig(cfg: PPOConfig) -> DictConfig:
@@ -87,7 +115,12 @@ def to_dictconfig(cfg: PPOConfig) -> DictConfig:
     return result
 
 
-def _as_lists(value: Any) -> Any:
+def section_dictconfig(section: DataclassInstance) -> DictConfig:
+    """One section as a DictConfig, for code of users."""
+    return OmegaConf.create(dataclasses.asdict(section))
+
+
+def _as_lists(value: object) -> object:
     """Tuples as lists, as yaml has them."""
     if isinstance(value, dict):
         return {key: _as_lists(item) for key, item in value.items()}
@@ -96,50 +129,73 @@ def _as_lists(value: Any) -> Any:
     return value
 
 
-def _plain(config: Config) -> dict[str, Any]:
+def _plain(config: Config) -> dict[str, object]:
     """What the user gave, as plain dicts with interpolations still in, without Hydra's own keys."""
     if isinstance(config, PPOConfig):
         return to_dict(config)
     if isinstance(config, DictConfig):
-        config = OmegaConf.to_container(config, resolve=False)  # type: ignore[assignment]
-    if not isinstance(config, Mapping):
+        plain: object = OmegaConf.to_container(config, resolve=False)
+    else:
+        plain = config
+    if not isinstance(plain, Mapping):
         raise ConfigError(f"the configuration must be a DictConfig, a dict or a PPOConfig; got {type(config)}.")
-    return {str(key): value for key, value in config.items() if key not in HYDRA_KEYS}
+    return {str(key): value for key, value in plain.items() if key not in HYDRA_KEYS}
 
 
-def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """`over` on top of `base`; an empty section (`trainer:` with nothing below) leaves the base as it is."""
     merged = dict(base)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(merged.get(key), dict):
-            merged[key] = _merge(merged[key], value)
-        elif value is not None or not isinstance(merged.get(key), dict):
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, dict):
+            merged[key] = _merge(below, value)
+        elif value is not None or not isinstance(below, dict):
             merged[key] = value
     return merged
 
 
-def _resolve(node: Any, key: str, problems: Problems) -> Any:
-    """Plain values of an OmegaConf tree; what can't be resolved is a problem and left out."""
+def _is_resolved(value: object) -> bool:
+    """Whether OmegaConf would give back the same. Asking it takes longer than everything else in a read."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_resolved(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_resolved, value))
+    if type(value) is str:
+        return "${" not in value and value != "???"
+    return value is None or type(value) in (bool, int, float)
+
+
+def _resolve_section(section: DictConfig, key: str, problems: Problems) -> dict[str, object]:
+    """Plain values of a section; what can't be resolved is a problem and left out."""
+    resolved: dict[str, object] = {}
+    for name in section:
+        full = f"{key}.{name!s}" if key else str(name)
+        try:
+            resolved[str(name)] = _resolve(section[name], full, problems)
+        except MissingMandatoryValue:
+            problems[full] = f"{full} is marked as missing (???); set it."
+        except OmegaConfBaseException as error:
+            problems[full] = f"{full} can't be resolved: {str(error).splitlines()[0]}"
+    return resolved
+
+
+def _resolve(node: object, key: str, problems: Problems) -> object:
     if isinstance(node, DictConfig):
-        resolved: dict[str, Any] = {}
-        for name in node:
-            full = f"{key}.{name!s}" if key else str(name)
-            try:
-                resolved[str(name)] = _resolve(node[name], full, problems)
-            except MissingMandatoryValue:
-                problems[full] = f"{full} is marked as missing (???); set it."
-            except OmegaConfBaseException as error:
-                problems[full] = f"{full} can't be resolved: {str(error).splitlines()[0]}"
-        return resolved
+        return _resolve_section(node, key, problems)
     if isinstance(node, ListConfig):
         return [_resolve(item, key, problems) for item in node]
     return node
 
 
-def _read_section(tree: Mapping[str, Any], default: Any, prefix: str, problems: Problems) -> Any:
+@functools.cache
+def _hints(section: type) -> dict[str, Any]:
+    return get_type_hints(section)
+
+
+def _read_section(tree: Mapping[str, object], default: SectionType, prefix: str, problems: Problems) -> SectionType:
     """The dataclass of one section, with `default` where nothing (right) was given."""
-    hints = get_type_hints(type(default))
-    values: dict[str, Any] = {}
+    hints = _hints(type(default))
+    values: dict[str, object] = {}
     for name, value in tree.items():
         key = prefix + name
         if name not in hints:
@@ -155,22 +211,20 @@ def _read_section(tree: Mapping[str, Any], default: Any, prefix: str, problems: 
             except _NoPathError as error:
                 problems[key] = f"{key}: {str(value)[:200]!r} can't be a path: {error}. Set it to another."
             except _UnknownChoiceError:
-                problems[key] = refused_choice(key, value, get_args(_without_none(hints[name])))
+                problems[key] = refused_choice(key, str(value), get_args(_without_none(hints[name])))
             except _MismatchError:
                 problems[key] = f"{key} wants {_wanted(hints[name])}; got {_shown(value)}.{_quoting(key, value)}"
     return dataclasses.replace(default, **values)
 
 
-def _report_unknown(key: str, value: Any, problems: Problems) -> None:
-    """Say of an unknown key that it is not supported, or which known one is the nearest."""
-    if key in UNSUPPORTED_KEYS:
-        problems[key] = f"{key} {UNSUPPORTED_KEYS[key]}"
-    elif isinstance(value, Mapping) and any(name.startswith(key + ".") for name in UNSUPPORTED_KEYS):
+def _report_unknown(key: str, value: object, problems: Problems) -> None:
+    """Say of a key that nobody knows which known one is the nearest; of a section, of what is below it."""
+    if isinstance(value, Mapping) and value and nearest_key(key) is None and key.partition(".")[0] in known_keys():
         for name, item in value.items():
             _report_unknown(f"{key}.{name}", item, problems)
-    else:
-        close = nearest_key(key)
-        problems[key] = f"{key} is not a key" + (f"; did you mean {close}?" if close else ".")
+        return
+    close = nearest_key(key)
+    problems[key] = f"{key} is not a key" + (f"; did you mean {close}?" if close else ".")
 
 
 class _MismatchError(Exception):
@@ -185,13 +239,13 @@ class _UnknownChoiceError(_MismatchError):
     """A text that is none of the choices."""
 
 
-def _without_none(hint: Any) -> Any:
+def _without_none(hint: object) -> object:
     """X of X | None; the hint itself if it has no None or more than one other member."""
     members = [member for member in get_args(hint) if member is not type(None)]
     return members[0] if get_origin(hint) in (Union, types.UnionType) and len(members) == 1 else hint
 
 
-def _read_value(value: Any, hint: Any) -> Any:
+def _read_value(value: object, hint: object) -> object:
     """`value` as the type `hint`; raises _MismatchError. Numbers may come as text, as from ${oc.env:...} or 1e-6."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
@@ -218,14 +272,14 @@ def _read_value(value: Any, hint: Any) -> Any:
         if not isinstance(value, Mapping):
             raise _MismatchError
         return dict(value)
-    if hint in (int, float):
+    if hint is int or hint is float:
         return _read_number(value, hint)
-    if not isinstance(value, hint):
+    if not isinstance(hint, type) or not isinstance(value, hint):
         raise _MismatchError
     return value
 
 
-def _read_any_of(value: Any, hints: tuple[Any, ...]) -> Any:
+def _read_any_of(value: object, hints: tuple[object, ...]) -> object:
     for hint in hints:
         try:
             return _read_value(value, hint)
@@ -234,7 +288,7 @@ def _read_any_of(value: Any, hints: tuple[Any, ...]) -> Any:
     raise _MismatchError
 
 
-def _read_number(value: Any, kind: type[int] | type[float]) -> int | float:
+def _read_number(value: object, kind: type[int] | type[float]) -> int | float:
     accepted = (int, str) if kind is int else (int, float, str)
     if isinstance(value, bool) or not isinstance(value, accepted):
         raise _MismatchError
@@ -247,8 +301,8 @@ def _read_number(value: Any, kind: type[int] | type[float]) -> int | float:
     return number
 
 
-def _wanted(hint: Any) -> str:
-    """A type in words.
+def _wanted(hint: object) -> str:
+    """What a type is called in a message.
 
     >>> _wanted(int | None)
     'a whole number or null'
@@ -264,30 +318,32 @@ def _wanted(hint: Any) -> str:
         return f"a list of {len(args)}, each item {_wanted(args[0])}"
     if origin is dict:
         return "a section with keys of its own"
-    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text", type(None): "null"}
-    return words[hint]
+    names: dict[object, str] = {
+        int: "a whole number", float: "a finite number", bool: "true or false", str: "text", type(None): "null"
+    }  # fmt: skip
+    return names[hint]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         return f"{value:.3g}, which is too large" if abs(value) < 10**300 else "one that is too large"
     return "null" if value is None else f"{value!r} ({type(value).__name__})"
 
 
-def _quoting(key: str, value: Any) -> str:
+def _quoting(key: str, value: object) -> str:
     """How to give a number as text on the command line, where that was probably meant."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     wants_text = _without_none(known_keys()[key].hint) is str
     return f""" On the command line, quote it twice: "{key}='{value}'".""" if is_number and wants_text else ""
 
 
-def _local(value: Any, names: Names | None) -> Any:
+def _local(value: object, names: Names | None) -> object:
     """Paths with `~` expanded and made absolute: the processes that open them need not share the caller's folder."""
     if isinstance(value, list) and names is Names.PATH:
         return [_local(item, names) for item in value]
     if not isinstance(value, str) or "://" in value or not value:
         return value
-    if names is Names.MODULE and (value.endswith(".py") or _is_file(f"{value}.py")):
+    if names is Names.MODULE and (value.endswith(".py") or (exists(f"{value}.py") and Path(f"{value}.py").is_file())):
         return _absolute(value if value.endswith(".py") else f"{value}.py")
     if names is Names.PATH or (names is Names.MODEL and is_local_path(value)):
         return _absolute(value)
@@ -309,16 +365,4 @@ def _absolute(path: str) -> str:
 
 def is_local_path(path: str) -> bool:
     """Whether a model path means a folder here, rather than a hub id such as org/name."""
-    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or _exists(path)
-
-
-def _exists(path: str) -> bool:
-    """False also for what can't be a name."""
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
-
-
-def _is_file(path: str) -> bool:
-    return _exists(path) and Path(path).is_file()
+    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or exists(path)

@@ -7,6 +7,7 @@ also lets `ray_kwargs.ray_init.num_cpus=4` and `+trainer.nnodes=2` mean what the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -32,6 +33,7 @@ def check_overrides(argv: Sequence[str]) -> list[str]:
     >>> check_overrides(["trainer.nnodes=2", "+trainer.seed=3", "--cfg", "job"])
     ['++trainer.nnodes=2', '++trainer.seed=3', '--cfg', 'job']
     """
+    argv = _without_files_of_verl(argv)
     has_groups = any(argument.split("=")[0] in _FLAGS_WITH_GROUPS for argument in argv)
     ready: list[str] = []
     problems: list[str] = []
@@ -49,6 +51,56 @@ def check_overrides(argv: Sequence[str]) -> list[str]:
     if problems:
         raise ConfigError(problems)
     return ready
+
+
+def override_tree(argv: Sequence[str]) -> tuple[dict[str, str], dict[str, object]]:
+    """Overrides without Hydra: each key with its argument as typed, and the nested values of all of them.
+
+    Flags and keys of Hydra's own are left out. A key that is given twice has its last value.
+    """
+    asked: dict[str, str] = {}
+    tree: dict[str, object] = {}
+    for argument in check_overrides(argv):
+        if argument.startswith(("-", "~")):
+            continue
+        override = OverridesParser.create().parse_override(argument)
+        key = override.key_or_group
+        if key.split(".")[0] in ("hydra", "defaults") or "/" in key:
+            continue
+        asked[key] = argument.lstrip("+")
+        node = tree
+        *sections, last = key.split(".")
+        for section in sections:
+            below = node.get(section)
+            if not isinstance(below, dict):
+                below = node[section] = {}
+            node = below
+        node[last] = override.value()
+    return asked, tree
+
+
+def _without_files_of_verl(argv: Sequence[str]) -> list[str]:
+    """Arguments without the flags that choose one of verl's own yaml files.
+
+    Its `config` folder is ours, and ppo_megatron_trainer is our yaml with another training backend.
+
+    >>> _without_files_of_verl(["--config-path=./config", "--config-name=ppo_megatron_trainer.yaml", "a.b=1"])
+    ['model_engine=megatron', 'a.b=1']
+    """
+    kept: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag not in ("--config-path", "-cp", "--config-name", "-cn"):
+            kept.append(argument)
+            continue
+        value = value if equals else next(arguments, "")
+        name = re.fullmatch(r"ppo_(?:(\w+)_)?trainer(?:\.yaml)?", value)
+        if flag in ("--config-name", "-cn") and name is not None:
+            kept += [f"model_engine={name[1]}"] if name[1] else []
+        elif flag in ("--config-name", "-cn") or value.removeprefix("./").rstrip("/") != "config":
+            kept += [argument] if equals else [argument, value]
+    return kept
 
 
 def _quoted_home(argument: str) -> str:
@@ -69,6 +121,8 @@ def _for_hydra(argument: str, has_groups: bool) -> str:
             """that the shell leaves: "key='value'"."""
         ) from error
     key = override.key_or_group
+    if override.package is not None and not has_groups and not override.is_delete():
+        return f"++_groups_.{override.package}={argument.partition('=')[2]}"
     is_group = "/" in key or override.package is not None or (has_groups and "." not in key)
     if is_group or key.split(".")[0] == "hydra":
         return argument

@@ -14,12 +14,14 @@ import os
 import re
 import symtable
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.config.load import is_local_path
+from paceline.config.machine_problems import of_this_machine
 from paceline.config.tables import KINDS, table_head, table_problem
+from paceline.files import exists
 from paceline.run_folder import (
     CHECKPOINT_PREFIX,
     CHECKPOINTS_FOLDER,
@@ -28,7 +30,7 @@ from paceline.run_folder import (
     is_pruned,
     list_checkpoints,
 )
-from paceline.text import nearest
+from paceline.text import nearest, shorten
 
 MODEL_FILE = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -37,19 +39,20 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model"
 # --------------------------------------------------------------------------------------------------------- data
 
 
-def data_files(files: str | list[str] | None) -> list[str]:
+def data_files(files: str | Path | Sequence[str | Path] | None) -> list[str]:
     """The files of data.train_files or data.val_files, patterns expanded; a pattern without a match stays as it is."""
     found: list[str] = []
-    for file in [files] if isinstance(files, str) else files or []:
+    for file in [files] if isinstance(files, str | Path) else files or []:
         path = Path(file).expanduser()
-        found += [str(path)] if _exists(path) else sorted(glob.glob(str(path), recursive=True)) or [file]
+        found += [str(path)] if exists(path) else sorted(glob.glob(str(path), recursive=True)) or [str(file)]
     return found
 
 
+@of_this_machine
 def table_problems(key: str, file: str) -> Iterator[str]:
     """A file that is no whole table."""
     path = Path(file)
-    if not _exists(path):
+    if not exists(path):
         yield f"{key}: there is no file {file}. Set it to an existing file: {KINDS}."
     elif not path.is_file():
         yield f"{key}: {file} is a folder. Set it to data files, such as [{file}/train.parquet]."
@@ -64,17 +67,10 @@ def readable_head(file: str) -> tuple[int, list[str]] | None:
     return None if any(table_problems("", file)) else table_head(file)
 
 
-def _exists(path: Path) -> bool:
-    """False also for what can't be a name: too long, or in a loop of links."""
-    try:
-        return path.exists()
-    except (OSError, ValueError):
-        return False
-
-
 # ------------------------------------------------------------------------------------------------------- models
 
 
+@of_this_machine
 def model_problems(key: str, path: str) -> Iterator[str]:
     """A path that is no Hugging Face model. Of a hub id only the form is looked at."""
     if any(problems := list(_folder_or_hub_id(key, path))):
@@ -89,6 +85,7 @@ def model_problems(key: str, path: str) -> Iterator[str]:
             yield from _weight_problems(key, folder)
 
 
+@of_this_machine
 def tokenizer_problems(key: str, path: str) -> Iterator[str]:
     """A path without a tokenizer."""
     if any(problems := list(_folder_or_hub_id(key, path))):
@@ -139,9 +136,9 @@ def _weight_problems(key: str, folder: Path) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------ rewards
 
 
-def reward_file_problems(path: str, name: str) -> Iterator[str]:
-    """A reward file that can't be read, is no Python, or has no such function; it is not run."""
-    key = "custom_reward_function.path"
+@of_this_machine
+def python_file_problems(key: str, path: str, name_key: str, name: str, what: str = "function") -> Iterator[str]:
+    """A Python file that can't be read, is no Python, or has no such function or class; it is not run."""
     file = Path(path).expanduser()
     if not file.is_file():
         yield f"{key}: there is no file {path}. Set it to a Python file or to null."
@@ -161,25 +158,26 @@ def reward_file_problems(path: str, name: str) -> Iterator[str]:
         close = nearest(name, bound)
         hint = f"did you mean {close}? " if close else ""
         public = ", ".join(item for item in bound if not item.startswith("_")) or "none"
-        yield f"custom_reward_function.name={name}: {path} has no such function; {hint}Set it to one of: {public}."
+        yield f"{name_key}={name}: {path} has no such {what}; {hint}Set it to one of: {public}."
 
 
 # ------------------------------------------------------------------------------------------ what a run writes
 
 
+@of_this_machine
 def writable_problems(key: str, folder: str) -> Iterator[str]:
     """A folder, existing or to be made, that this user can't write into."""
     path = Path(folder).expanduser()
-    if _exists(path) and path.is_file():
+    if exists(path) and path.is_file():
         yield f"{key}: {folder} is a file. Set it to a folder."
         return
-    there = next((parent for parent in (path, *path.parents) if _exists(parent)), Path("/"))
+    there = next((parent for parent in (path, *path.parents) if exists(parent)), Path("/"))
     if not there.is_dir():
         yield f"{key}: {folder} can't be made, because {there} is a file. Set it to another folder."
     elif not os.access(there, os.W_OK):
         yield f"{key}: {there} can't be written by this user. Change its permissions or set another folder."
     elif (reason := _why_not_made(path, there)) is not None:
-        yield f"{key}: {shortened(folder)} can't be made: {reason}. Set it to another folder."
+        yield f"{key}: {shorten(folder, 200)} can't be made: {reason}. Set it to another folder."
 
 
 def _why_not_made(path: Path, there: Path) -> str | None:
@@ -202,11 +200,7 @@ def _why_not_made(path: Path, there: Path) -> str | None:
                 folder.rmdir()
 
 
-def shortened(text: str, longest: int = 200) -> str:
-    """Text for a message."""
-    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
-
-
+@of_this_machine
 def checkpoint_problems(key: str, folder: str) -> Iterator[str]:
     """A folder that is no checkpoint. What is in its files is compared when it is loaded."""
     path = Path(folder).expanduser()

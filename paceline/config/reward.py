@@ -6,10 +6,20 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from paceline.config.common import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
-from paceline.config.field_rules import Count, LocalPath, ModelPath, NotNegative, OnlyWith, Positive, Range, WholeNumber
+from paceline.config.field_rules import (
+    Count,
+    LocalPath,
+    ModelPath,
+    NotNegative,
+    OnlyWith,
+    Positive,
+    Range,
+    UserDict,
+    WholeNumber,
+)
+from paceline.config.model_sections import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -25,7 +35,7 @@ class CustomRewardConfig:
     name: str = "compute_score"
     """Its name: fn(data_source, solution_str, ground_truth, extra_info) -> float or dict with `score`, or, for a whole
     batch, fn(data_sources, solution_strs, ground_truths, extra_infos) -> a list of them. Both may be async."""
-    reward_kwargs: dict[str, Any] = field(default_factory=dict)
+    reward_kwargs: UserDict = field(default_factory=dict)
     """Further keyword arguments of the function."""
 
 
@@ -105,7 +115,7 @@ class RewardModelConfig:
 
     enable: bool = False
     """Score with a reward model, where reward_model.weights and the data say so."""
-    strategy: Annotated[str, OnlyWith.REWARD_MODEL] = "fsdp2"
+    strategy: Annotated[str | None, OnlyWith.REWARD_MODEL] = None
     """Backend of the model, as the actor's; need not be the same."""
     megatron: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
     """Where strategy=megatron."""
@@ -113,18 +123,18 @@ class RewardModelConfig:
     """Where strategy=torchtitan."""
     model: Annotated[RewardModelModelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=RewardModelModelConfig)
     """The model; its path is needed if enable is true."""
-    micro_batch_size_per_gpu: Annotated[Count, OnlyWith.REWARD_MODEL] = 16
-    """Responses per device and forward pass, >= 1."""
+    micro_batch_size_per_gpu: Annotated[Count | None, OnlyWith.REWARD_MODEL] = None
+    """Responses per device and forward pass, >= 1. null: as the actor's update, by tokens or 16."""
     use_dynamic_bsz: Annotated[bool | None, OnlyWith.REWARD_MODEL] = None
     """Micro-batches of equal work, at most forward_max_token_len_per_gpu tokens, instead of so many responses. null:
-    the actor's."""
-    forward_max_token_len_per_gpu: Annotated[Count, OnlyWith.REWARD_MODEL] = 32768
-    """Tokens per device and forward pass then, >= 1, counted as for the actor."""
+    as the actor's update, unless micro_batch_size_per_gpu is set."""
+    forward_max_token_len_per_gpu: Annotated[Count | None, OnlyWith.REWARD_MODEL] = None
+    """Tokens per device and forward pass then, >= 1, counted and chosen as for the actor."""
     max_length: Annotated[Count | None, OnlyWith.REWARD_MODEL] = None
     """Most tokens of prompt and response together that the model reads, >= 1. null: all of them."""
     num_workers: Count = 1
     """Processes that grade by rule, >= 1."""
-    weights: dict[str, Any] = field(default_factory=dict)
+    weights: UserDict = field(default_factory=dict)
     """By data_source, `{rule: 1.0, model: 0.2}`: the weights of the rule's and of the model's score, each >= 0. The key
     `default` is for rows with a rule of all other sources; without it they have {rule: 1, model: 0}. A row without a
     rule is scored by the model alone, with weight 1, unless its source is named here."""
@@ -147,7 +157,7 @@ class RewardModelConfig:
     """What is added to scores."""
 
 
-def read_weights(weights: Mapping[str, Any]) -> dict[str, SourceWeights]:
+def read_weights(weights: Mapping[str, object]) -> dict[str, SourceWeights]:
     """`reward_model.weights` with a SourceWeights for each source; a ConfigError lists what is wrong."""
     fields = {item.name for item in dataclasses.fields(SourceWeights)}
     read: dict[str, SourceWeights] = {}
@@ -170,9 +180,9 @@ def read_weights(weights: Mapping[str, Any]) -> dict[str, SourceWeights]:
     return read
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return str(dict(value)) if isinstance(value, Mapping) else repr(value)
 
 
-def _is_weight(value: Any) -> bool:
+def _is_weight(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

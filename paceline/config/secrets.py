@@ -12,7 +12,7 @@ from paceline.redaction import MASK, is_secret, is_secret_name, redacted, rememb
 _ADDRESS = re.compile(r"://([^/\s@:]*):([^/\s@]+)@")
 
 
-def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
+def without_secrets(tree: Mapping[str, object]) -> dict[str, Any]:
     """A configuration as it may be logged and saved.
 
     >>> without_secrets({"ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": {"HF_TOKEN": "hf_abc", "A": "b"}}}}})
@@ -21,7 +21,7 @@ def without_secrets(tree: dict[str, Any]) -> dict[str, Any]:
     return masked("", tree)
 
 
-def masked(key: str, value: Any) -> Any:
+def masked(key: str, value: object) -> Any:
     """The value of a key as it may be shown.
 
     Masked are values of users' own keys whose names look like secrets (`runtime_env.env_vars.WANDB_API_KEY`,
@@ -33,61 +33,47 @@ def masked(key: str, value: Any) -> Any:
     >>> masked("login", {"credentials": {"user": "me", "words": ["a"]}, "accessToken": "b"})
     {'credentials': {'user': '***', 'words': ['***']}, 'accessToken': '***'}
     """
-    hidden = _names_a_secret(key, value)
+    return _masked(key, value, hidden=False)
+
+
+def _masked(key: str, value: object, hidden: bool) -> object:
+    hidden = hidden or _names_a_secret(key, value)
     if isinstance(value, Mapping):
-        return {
-            name: _hidden(item) if hidden else masked(f"{key}.{name}".lstrip("."), item) for name, item in value.items()
-        }
+        return {name: _masked(f"{key}.{name}".lstrip("."), item, hidden) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_hidden(item) if hidden else masked(key, item) for item in value]
-    if hidden:
+        return [_masked(key, item, hidden) for item in value]
+    if hidden and value is not None and not isinstance(value, bool):
         return MASK
     return redacted(value) if isinstance(value, str) else value
 
 
-def remember_secrets(key: str, value: Any) -> None:
+def remember_secrets(key: str, value: object) -> None:
     """Hide from now on what is a secret by its name in this value of a key, or in all that is below it."""
     for name, text in _secrets(key, value):
         remember(name, text)
 
 
-def _secrets(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """(name, value) of each."""
-    if _names_a_secret(key, value):
-        yield from ((_field(key), text) for text in _leaves(value))
-    elif isinstance(value, Mapping):
+def _secrets(key: str, value: object, under: str = "") -> Iterator[tuple[str, str]]:
+    """(name, value) of each; `under` is the name of a secret that the value belongs to."""
+    under = under or (_field(key) if _names_a_secret(key, value) else "")
+    if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _secrets(f"{key}.{name}".lstrip("."), item)
+            yield from _secrets(f"{key}.{name}".lstrip("."), item, under)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _secrets(key, item)
+            yield from _secrets(key, item, under)
+    elif under and value is not None and not isinstance(value, bool):
+        yield under, str(value)
     elif isinstance(value, str):
         yield from (("password", match[2]) for match in _ADDRESS.finditer(value))
 
 
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(item)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
-
-
-def _names_a_secret(key: str, value: Any) -> bool:
+def _names_a_secret(key: str, value: object) -> bool:
     return key not in known_keys() and is_secret(_field(key), value)
 
 
 def _field(key: str) -> str:
     return re.sub(r"\W", "_", key.rpartition(".")[2])
-
-
-def _hidden(value: Any) -> Any:
-    """The value with every leaf masked."""
-    if isinstance(value, Mapping):
-        return {name: _hidden(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_hidden(item) for item in value]
-    return value if value is None or isinstance(value, bool) else MASK
 
 
 def masked_command(arguments: Sequence[str]) -> list[str]:

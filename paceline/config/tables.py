@@ -10,7 +10,7 @@ import csv
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from paceline.errors import DataError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Row = dict[str, Any]
 Format = Literal["parquet", "json", "csv"]
 SUFFIXES: dict[str, Format] = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
 KINDS = "parquet, JSON lines or CSV"
@@ -47,7 +48,7 @@ def table_format(file: str | Path) -> Format | None:
 
 
 def table_problem(file: str) -> str | None:
-    """Why a file that is there can't be read as a table, after its name; None if it can, as far as a look tells."""
+    """Why a file that is there can't be read as a table, after its name; None if it can, by a first look."""
     kind = table_format(file)
     if kind is None:
         return f"is no data file. Its name must end with {', '.join(SUFFIXES)}; or convert it with pandas' to_parquet."
@@ -121,29 +122,30 @@ def read_table(file: str, max_rows: int | None = None) -> pa.Table:
         raise DataError(f"{file} can't be read as text: {error}. Write it in UTF-8.") from error
 
 
-def _json_rows(file: str) -> Iterator[dict[str, Any]]:
+def _json_rows(file: str) -> Iterator[Row]:
     with open(file, encoding="utf-8-sig") as stream:
         first = stream.read(1)
         while first.isspace():
             first = stream.read(1)
         stream.seek(0)
         if first == "[":
-            for number, row in enumerate(_parse(file, "", stream.read()), 1):
-                yield _an_object(file, f"item {number}", row)
+            rows = _parse(file, "", stream.read())
+            assert isinstance(rows, list)
+            yield from (_an_object(file, f"item {number}", row) for number, row in enumerate(rows, 1))
             return
         for number, line in enumerate(stream, 1):
             if line.strip():
                 yield _an_object(file, f"line {number}", _parse(file, f" in line {number}", line))
 
 
-def _parse(file: str, where: str, text: str) -> Any:
+def _parse(file: str, where: str, text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not JSON{where}: {error}. Each line must be one JSON object.") from None
 
 
-def _an_object(file: str, where: str, row: Any) -> dict[str, Any]:
+def _an_object(file: str, where: str, row: object) -> Row:
     if not isinstance(row, dict):
         shown = repr(row)[:80]
         raise DataError(
@@ -152,7 +154,7 @@ def _an_object(file: str, where: str, row: Any) -> dict[str, Any]:
     return row
 
 
-def _csv_rows(file: str) -> Iterator[dict[str, Any]]:
+def _csv_rows(file: str) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_CELL)
     with open(file, encoding="utf-8-sig", newline="") as stream:
         reader = csv.reader(stream, strict=True)
@@ -184,12 +186,13 @@ def _check_header(file: str, names: list[str]) -> None:
             raise DataError(f"{file} has a column {name!r}, which is no name, or has {outer!r} beside it. Rename it.")
 
 
-def _objects(cells: list[Any]) -> list[Any]:
+def _objects(cells: Sequence[str | None]) -> Sequence[object]:
     """The cells as JSON, if all are objects or all are lists of objects; else as they are."""
-    if not cells or not all(cell and cell.lstrip()[:1] in ("{", "[") for cell in cells):
+    texts = [cell for cell in cells if cell and cell.lstrip()[:1] in ("{", "[")]
+    if not texts or len(texts) < len(cells):
         return cells
     try:
-        parsed = [json.loads(cell) for cell in cells]
+        parsed = [json.loads(text) for text in texts]
     except (ValueError, RecursionError):
         return cells
     are_objects = all(isinstance(value, dict) for value in parsed)
@@ -197,9 +200,9 @@ def _objects(cells: list[Any]) -> list[Any]:
     return parsed if are_objects or are_lists else cells
 
 
-def _nested(row: dict[str, Any]) -> dict[str, Any]:
+def _nested(row: Row) -> Row:
     """`{"a.b": 1}` as `{"a": {"b": 1}}`."""
-    nested: dict[str, Any] = {}
+    nested: Row = {}
     for name, value in row.items():
         *outer, last = name.split(".")
         place = nested

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.data.loader import PromptLoader, make_dataloader
@@ -21,7 +21,7 @@ _MODULES = {
 __all__ = ["PromptLoader", "RLHFDataset", "collate_fn", "load_tokenizer", "make_dataloader"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Preparing data files needs neither torch nor transformers, which take seconds to import.
     if name in _MODULES:
         return getattr(importlib.import_module(f"paceline.data.{_MODULES[name]}"), name)

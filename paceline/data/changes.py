@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from paceline.config.data import DataConfig
+from paceline.config import DataConfig
 from paceline.config.path_checks import data_files
 from paceline.config.tables import table_format
 from paceline.errors import CheckpointError
 
-__all__ = ["DataFiles"]
-
 logger = logging.getLogger(__name__)
 
-FileRecord = dict[str, Any]
-"""`{"path": "/data/train.parquet", "size": 1234, "modified_ns": 17, "footer": "9f..."}`"""
+
+class FileRecord(TypedDict):
+    """A file as it was when it was read; one that is not there has neither size nor footer."""
+
+    path: str
+    size: int | None
+    modified_ns: int
+    footer: str
 
 
 class DataFiles:
@@ -33,21 +38,21 @@ class DataFiles:
             key: [_describe(file) for file in data_files(files)] if has_own else []
             for key, files in (("data.train_files", config.train_files), ("data.val_files", config.val_files))
         }
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def warn_of_changes(self) -> None:
         """Say once of each file that it is no longer what was read."""
         for records in self.at_start.values():
             for record in records:
                 change = _change(record, _describe(record["path"]))
-                if change and record["path"] not in self._told:
-                    self._told.add(record["path"])
+                if change and record["path"] not in self._reported:
+                    self._reported.add(record["path"])
                     logger.warning(
                         "%s. This run goes on with what it read at the start; a resumed one would refuse the file",
                         change,
                     )
 
-    def position_after(self, state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    def position_after(self, state: Mapping[str, Any], now: Mapping[str, int]) -> dict[str, int]:
         """The position in the data of a checkpoint's `state`, if its files are the files of this run.
 
         `now` is the state of this run's dataloader, at its beginning. Changed training files are an error, or, with
@@ -94,7 +99,7 @@ def _describe(file: str) -> FileRecord:
                 stream.seek(max(0, status.st_size - 8 - length))
             footer = hashlib.blake2b(stream.read(), digest_size=16).hexdigest()
     except OSError:
-        return {"path": file, "size": None}
+        return {"path": file, "size": None, "modified_ns": 0, "footer": ""}
     return {"path": file, "size": status.st_size, "modified_ns": status.st_mtime_ns, "footer": footer}
 
 

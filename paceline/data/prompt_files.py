@@ -6,24 +6,22 @@ the memory: columns that are left out are never decoded. JSON lines and CSV are 
 
 from __future__ import annotations
 
-import glob
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.config.data import DataConfig
+from paceline.config import DataConfig
+from paceline.config.path_checks import data_files
 from paceline.config.tables import read_table, table_format, table_head, table_problem
 from paceline.errors import ConfigError, DataError
+from paceline.files import exists
 from paceline.schema import COLUMNS
-
-__all__ = ["ALWAYS_READ", "OTHER_COLUMNS_LIMIT", "Source", "read_sources"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ _RESERVED = {"raw_prompt", *(name for name, column in COLUMNS.items() if column.
 
 
 @dataclass(frozen=True)
-class Source:
+class PromptFile:
     """One file: its columns, and the number of its first row in the dataset before filtering."""
 
     path: str
@@ -50,7 +48,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _File:
+class _Head:
     """What the head of a file says: the footer of a parquet file."""
 
     path: str
@@ -64,9 +62,11 @@ class _File:
     """The rows, if reading the head means reading all."""
 
 
-def read_sources(files: str | Path | Sequence[str | Path], config: DataConfig, max_samples: int = -1) -> list[Source]:
+def read_prompt_files(
+    files: str | Path | Sequence[str | Path], config: DataConfig, max_samples: int = -1
+) -> list[PromptFile]:
     """The first `max_samples` rows of the files, -1 for all, with the columns that `config` wants."""
-    found: list[_File] = []
+    found: list[_Head] = []
     num_rows = 0
     for path in _expand(files):
         found.append(_read_head(path, config.prompt_key, max_samples - num_rows if max_samples >= 0 else None))
@@ -76,46 +76,43 @@ def read_sources(files: str | Path | Sequence[str | Path], config: DataConfig, m
             f"There are no prompts in {', '.join(file.path for file in found)} (max_samples={max_samples})."
         )
     columns = _choose_columns(found, config)
-    sources: list[Source] = []
+    prompt_files: list[PromptFile] = []
     first = 0
     for file in found:
         if file.num_rows:
-            sources.append(Source(file.path, _read_columns(file, columns), first))
-            _check_source_column(sources[-1], config.reward_fn_key)
+            prompt_files.append(PromptFile(file.path, _read_columns(file, columns), first))
+            _check_source_column(prompt_files[-1], config.reward_fn_key)
             first += file.num_rows
-    return sources
+    return prompt_files
 
 
-def _check_source_column(source: Source, name: str) -> None:
+def _check_source_column(file: PromptFile, name: str) -> None:
     """What names a row's scorer is text, or missing."""
-    if name not in source.table.column_names:
+    if name not in file.table.column_names:
         return
-    kind = source.table.schema.field(name).type
+    kind = file.table.schema.field(name).type
     text = kind.value_type if pa.types.is_dictionary(kind) else kind
     if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_null(text)):
         raise DataError(
-            f"{source.path} has {kind} in the column {name!r}, which names the scorer of a row as text, such as "
+            f"{file.path} has {kind} in the column {name!r}, which names the scorer of a row as text, such as "
             "'openai/gsm8k'. Write it so, or set data.reward_fn_key to another column."
         )
 
 
 def _expand(files: str | Path | Sequence[str | Path]) -> list[str]:
     """Existing files, in the given order; the files of a glob in alphabetical order."""
-    patterns = [files] if isinstance(files, str | Path) else list(files)
-    if not patterns:
+    paths = data_files(files)
+    if not paths:
         raise DataError("No data files are given; set data.train_files to a data file.")
-    paths: list[str] = []
-    for pattern in patterns:
-        expanded = Path(pattern).expanduser()
-        matches = [str(expanded)] if expanded.is_file() else sorted(glob.glob(str(expanded), recursive=True))
-        if not matches:
-            raise DataError(f"There is no data file {str(pattern)!r} ({expanded.absolute()}). Check data.*_files.")
-        paths += matches
+    for path in paths:
+        if not exists(path):
+            absolute = Path(path).expanduser().absolute()
+            raise DataError(f"There is no data file {path!r} ({absolute}). Check data.*_files.")
     return paths
 
 
 @contextmanager
-def _open(path: str, **options: Any) -> Iterator[pq.ParquetFile]:
+def _open(path: str, **options: bool | int | list[str]) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path, **options) as file:
             yield file
@@ -123,7 +120,7 @@ def _open(path: str, **options: Any) -> Iterator[pq.ParquetFile]:
         raise DataError(f"{path} can't be read as parquet: {error}") from error
 
 
-def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _File:
+def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _Head:
     if problem := table_problem(path):
         raise DataError(f"{path} {problem}")
     if table_format(path) == "parquet":
@@ -140,7 +137,7 @@ def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _File:
             f"{path} has no column {prompt_key!r}; it has {', '.join(names) or 'none'}. Set data.prompt_key."
         )
     if table_format(path) != "parquet":
-        return _File(path, table.num_rows, {name: table.column(name).nbytes for name in names}, [], table)
+        return _Head(path, table.num_rows, {name: table.column(name).nbytes for name in names}, [], table)
     num_rows = metadata.num_rows if max_rows is None else min(metadata.num_rows, max_rows)
     share = num_rows / max(1, metadata.num_rows)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -153,10 +150,10 @@ def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _File:
         sizes[name] += int(share * sum(max(chunk.total_uncompressed_size, 4 * chunk.num_values) for chunk in chunks))
         if leaf.physical_type == "BYTE_ARRAY" and name != prompt_key and _repeats(chunks):
             repeating.append(leaf.path)
-    return _File(path, num_rows, dict(sizes), repeating)
+    return _Head(path, num_rows, dict(sizes), repeating)
 
 
-def _repeats(chunks: list[Any]) -> bool:
+def _repeats(chunks: list[pq.ColumnChunkMetaData]) -> bool:
     """Whether texts are stored by number, each once. Decoded, they could take far more than the footer says."""
     encodings = {encoding for chunk in chunks for encoding in chunk.encodings}
     return (
@@ -166,7 +163,7 @@ def _repeats(chunks: list[Any]) -> bool:
     )
 
 
-def _choose_columns(files: list[_File], config: DataConfig) -> set[str]:
+def _choose_columns(files: list[_Head], config: DataConfig) -> set[str]:
     always = {config.prompt_key, config.reward_fn_key, *ALWAYS_READ}
     sizes: Counter[str] = Counter()
     for file in files:
@@ -220,7 +217,7 @@ def _mebibytes(size: int) -> str:
     return f"{size / 2**20:.0f} MiB"
 
 
-def _read_columns(file: _File, columns: set[str]) -> pa.Table:
+def _read_columns(file: _Head, columns: set[str]) -> pa.Table:
     names = [name for name in file.sizes if name in columns]
     if file.table is not None:
         return file.table.select(names)

@@ -19,15 +19,17 @@ import pyarrow.compute as pc
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from paceline.config.data import DataConfig
-from paceline.data.prompt_files import Source, read_sources
+from paceline.config import DataConfig
+from paceline.data.prompt_files import PromptFile, read_prompt_files
 from paceline.data.token_cache import cache_folder, cache_key, load_tokens, save_tokens
 from paceline.errors import ConfigError, DataError
 
-__all__ = ["RLHFDataset", "collate_fn"]
-
 logger = logging.getLogger(__name__)
 
+Item = dict[str, Any]
+"""One prompt: its tensors, and the cells of its other columns."""
+Chat = list[dict[str, str]]
+Batch = dict[str, torch.Tensor | np.ndarray]
 _CHUNK = 1000
 _PROGRESS_SECONDS = 10.0
 
@@ -39,7 +41,7 @@ class RLHFDataset(torch.utils.data.Dataset):
         files: parquet, JSON lines or CSV; `~` and globs are expanded.
         tokenizer: has a padding token, and a chat template if prompts are chats.
         config: `prompt_key`, `reward_fn_key`, `keep_columns`, `max_prompt_length`, `truncation`,
-            `filter_overlong_prompts`, `return_raw_chat`, `cache_dir`.
+            `filter_overlong_prompts`, `apply_chat_template_kwargs`, `return_raw_chat`, `cache_dir`.
         max_samples: use only the first rows; -1 is all.
 
     A prompt that is a chat (a list of `{"role", "content"}`) goes through the chat template with a generation prompt.
@@ -61,7 +63,7 @@ class RLHFDataset(torch.utils.data.Dataset):
             raise DataError("The tokenizer has no padding token. Load it with paceline.data.load_tokenizer.")
         self.tokenizer = tokenizer
         self.config = config
-        self._sources = read_sources(files, config, max_samples)
+        self._files = read_prompt_files(files, config, max_samples)
         tokens = self._token_ids()
         lengths = np.array([len(ids) for ids in tokens])
         self._rows = self._select(lengths)
@@ -70,15 +72,14 @@ class RLHFDataset(torch.utils.data.Dataset):
         self._ends = np.cumsum([len(ids) for ids in kept])
         self._tokens = np.concatenate(kept)
         if not config.return_raw_chat:
-            self._sources = [
-                Source(source.path, source.table.drop_columns([config.prompt_key]), source.first)
-                for source in self._sources
+            self._files = [
+                PromptFile(file.path, file.table.drop_columns([config.prompt_key]), file.first) for file in self._files
             ]
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, item: int) -> dict[str, Any]:
+    def __getitem__(self, item: int) -> Item:
         if item < 0:
             item += len(self)
         if not 0 <= item < len(self):  # ends a plain for loop
@@ -91,10 +92,11 @@ class RLHFDataset(torch.utils.data.Dataset):
         input_ids[length - len(ids) :] = ids
         attention_mask[length - len(ids) :] = 1
         row = int(self._rows[item])
-        source = self._source_of(row)
-        columns = source.table.slice(row - source.first, 1).to_pylist()[0]
+        file = self._file_of(row)
+        columns = file.table.slice(row - file.first, 1).to_pylist()[0]
         if self.config.return_raw_chat:
-            columns["raw_prompt"] = _without_nulls(columns.pop(self.config.prompt_key))
+            prompt = columns.pop(self.config.prompt_key)
+            columns["raw_prompt"] = prompt if isinstance(prompt, str) else _without_nulls(prompt)
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -110,16 +112,16 @@ class RLHFDataset(torch.utils.data.Dataset):
     def column(self, name: str) -> list[Any]:
         """The values of an extra column for all prompts, None where it was not in the file or not kept."""
         values: list[Any] = []
-        for source in self._sources:
-            has_it = name in source.table.column_names
-            values += source.table.column(name).to_pylist() if has_it else [None] * source.table.num_rows
+        for file in self._files:
+            has_it = name in file.table.column_names
+            values += file.table.column(name).to_pylist() if has_it else [None] * file.table.num_rows
         return [values[row] for row in self._rows]
 
-    def reward_labels(self) -> list[dict[str, Any] | None]:
+    def reward_labels(self) -> list[dict[str, str | bool | None] | None]:
         """For each prompt `style`, and True or None for a `ground_truth`: the truths themselves may be large."""
-        labels: list[dict[str, Any] | None] = []
-        for source in self._sources:
-            table = source.table
+        labels: list[dict[str, str | bool | None] | None] = []
+        for file in self._files:
+            table = file.table
             if "reward_model" not in table.column_names:
                 labels += [None] * table.num_rows
                 continue
@@ -133,30 +135,30 @@ class RLHFDataset(torch.utils.data.Dataset):
             ]
         return [labels[row] for row in self._rows]
 
-    def ground_truth(self, item: int) -> Any:
+    def ground_truth(self, item: int) -> object:
         """The `ground_truth` of one prompt, or None."""
         row = int(self._rows[item])
-        source = self._source_of(row)
-        label = source.table.column("reward_model")[row - source.first].as_py()
+        file = self._file_of(row)
+        label = file.table.column("reward_model")[row - file.first].as_py()
         return label.get("ground_truth") if isinstance(label, dict) else None
 
     def place(self, item: int) -> str:
         """Where a prompt comes from, for messages."""
         return self._describe(int(self._rows[item]))
 
-    def _source_of(self, row: int) -> Source:
-        firsts = [source.first for source in self._sources]
-        return self._sources[int(np.searchsorted(firsts, row, side="right")) - 1]
+    def _file_of(self, row: int) -> PromptFile:
+        firsts = [file.first for file in self._files]
+        return self._files[int(np.searchsorted(firsts, row, side="right")) - 1]
 
     def _describe(self, row: int) -> str:
-        source = self._source_of(row)
-        return f"row {row - source.first} of {source.path}"
+        file = self._file_of(row)
+        return f"row {row - file.first} of {file.path}"
 
     def _token_ids(self) -> list[np.ndarray]:
         """The token ids of each prompt, from the cache or made now. Either way the prompts were checked."""
         folder = cache_folder(self.config.cache_dir)
-        prompts = [source.table.column(self.config.prompt_key) for source in self._sources]
-        key = cache_key(prompts, self.tokenizer) if folder else None
+        prompts = [file.table.column(self.config.prompt_key) for file in self._files]
+        key = cache_key(prompts, self.tokenizer, self.config.apply_chat_template_kwargs) if folder else None
         if folder is None or key is None:
             tokens = self._tokenise()
             reason = f"{type(self.tokenizer).__name__} has code of its own" if folder else "data.cache_dir is ''"
@@ -175,13 +177,13 @@ class RLHFDataset(torch.utils.data.Dataset):
 
     def _tokenise(self) -> list[np.ndarray]:
         tokens: list[np.ndarray] = []
-        total = sum(source.table.num_rows for source in self._sources)
+        total = sum(file.table.num_rows for file in self._files)
         last_report = time.monotonic()
-        for source in self._sources:
-            prompts = source.table.column(self.config.prompt_key)
+        for file in self._files:
+            prompts = file.table.column(self.config.prompt_key)
             for start in range(0, len(prompts), _CHUNK):
                 chunk = prompts.slice(start, _CHUNK).to_pylist()
-                texts = [self._text(prompt, source.first + start + row) for row, prompt in enumerate(chunk)]
+                texts = [self._text(prompt, file.first + start + row) for row, prompt in enumerate(chunk)]
                 # A template writes its own special tokens; a plain string gets those that the tokenizer adds.
                 are_strings = isinstance(chunk[0], str)
                 encoded = self.tokenizer(texts, add_special_tokens=are_strings)["input_ids"]
@@ -194,7 +196,7 @@ class RLHFDataset(torch.utils.data.Dataset):
                 raise DataError(f"The prompt in {self._describe(row)} is empty: it has no tokens. Remove the row.")
         return tokens
 
-    def _text(self, prompt: Any, row: int) -> str:
+    def _text(self, prompt: object, row: int) -> str:
         """The prompt as the model sees it, after the chat template."""
         if isinstance(prompt, str):
             return prompt
@@ -210,11 +212,16 @@ class RLHFDataset(torch.utils.data.Dataset):
                 "strings."
             )
         try:
-            return self.tokenizer.apply_chat_template(
-                _without_nulls(prompt), add_generation_prompt=True, tokenize=False
+            text = self.tokenizer.apply_chat_template(
+                _without_nulls(prompt),
+                add_generation_prompt=True,
+                tokenize=False,
+                **self.config.apply_chat_template_kwargs,
             )
         except Exception as error:  # a template raises what it likes, such as for roles that do not alternate
             raise DataError(f"The chat template rejects the prompt in {self._describe(row)}: {error}") from error
+        assert isinstance(text, str)  # of one chat, and not of its tokens
+        return text
 
     def _select(self, lengths: np.ndarray) -> np.ndarray:
         """The rows to keep, by their lengths in tokens."""
@@ -263,27 +270,27 @@ class RLHFDataset(torch.utils.data.Dataset):
                 raise ConfigError(f"data.truncation={other!r}; choose error, left, right or middle.")
 
 
-def collate_fn(items: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor | np.ndarray]:
+def collate_fn(items: Sequence[Item]) -> Batch:
     """Stack tensors; put everything else into object arrays. A column that a row lacks is None there."""
-    batch: dict[str, torch.Tensor | np.ndarray] = {}
+    batch: Batch = {}
     for key in dict.fromkeys(key for item in items for key in item):
         values = [item.get(key) for item in items]
-        if all(isinstance(value, torch.Tensor) for value in values):
-            batch[key] = torch.stack(values)
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        if len(tensors) == len(values):
+            batch[key] = torch.stack(tensors)
         else:
-            batch[key] = np.empty(len(values), dtype=object)
-            batch[key][:] = values
+            column = np.empty(len(values), dtype=object)
+            column[:] = values
+            batch[key] = column
     return batch
 
 
-def _is_message(message: Any) -> bool:
+def _is_message(message: object) -> bool:
     return (
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
     )
 
 
-def _without_nulls(prompt: Any) -> Any:
+def _without_nulls(chat: Chat) -> Chat:
     """A chat without the null fields that Arrow adds to make all messages alike; templates ask whether fields exist."""
-    if isinstance(prompt, str):
-        return prompt
-    return [{key: value for key, value in message.items() if value is not None} for message in prompt]
+    return [{key: value for key, value in message.items() if value is not None} for message in chat]

@@ -13,9 +13,9 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,8 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.files import replacing
 
-__all__ = ["cache_folder", "cache_key", "load_tokens", "save_tokens"]
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,12 @@ def cache_folder(setting: str | None) -> Path | None:
     return Path(os.path.expanduser(folder)) / "tokens"
 
 
-def cache_key(columns: Iterable[pa.ChunkedArray], tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """A hash of prompts and tokenizer; None for a tokenizer that can't be told from others.
+def cache_key(
+    columns: Iterable[pa.ChunkedArray],
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: Mapping[str, object] | None = None,
+) -> str | None:
+    """A hash of prompts, tokenizer and arguments of the chat template; None for a tokenizer that has no identity.
 
     How the prompts are spread over row groups makes no difference.
     """
@@ -52,6 +57,8 @@ def cache_key(columns: Iterable[pa.ChunkedArray], tokenizer: PreTrainedTokenizer
         return None
     sink = _HashSink()
     sink.write(json.dumps(identity, sort_keys=True, default=str).encode())
+    if template_kwargs:
+        sink.write(json.dumps(dict(template_kwargs), sort_keys=True, default=str).encode())
     for column in columns:
         schema = pa.schema([("prompt", column.type)])
         with pa.ipc.new_stream(sink, schema) as stream:
@@ -106,12 +113,12 @@ class _HashSink(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: Any) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         self.hash.update(data)
-        return len(data)
+        return memoryview(data).nbytes
 
 
-def _identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any] | None:
+def _identity(tokenizer: PreTrainedTokenizerBase) -> dict[str, object] | None:
     """All that decides which tokens a prompt gets."""
     kind = type(tokenizer)
     if not tokenizer.is_fast or not kind.__module__.startswith("transformers."):

@@ -9,8 +9,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from paceline.errors import DataError
 
-__all__ = ["load_tokenizer"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.engine.engine_interface import Engine, EngineSpec, LossFn, get_engine, register_engine
+from paceline.engine.engine_interface import Engine, EngineSpec, LossFn, MicroBatchSize, get_engine, register_engine
 from paceline.engine.hf_engine import HfEngine
 
-__all__ = ["Engine", "EngineSpec", "HfEngine", "LossFn", "get_engine", "register_engine"]
+__all__ = ["Engine", "EngineSpec", "HfEngine", "LossFn", "MicroBatchSize", "get_engine", "register_engine"]

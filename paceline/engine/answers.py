@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.engine.hf_models import ModelKind
-from paceline.engine.inputs import ModelCall
-from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
+from paceline.engine.logprobs import TOKEN_STATISTICS, hidden_log_probs_and_entropy, token_log_probs_and_entropy
+from paceline.engine.model_calls import ModelCall
 from paceline.speedups import WantedTokens, faster_linear, find_last_mlp
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class AnswerModel(nn.Module):
         self._in_last_mlp = None if last_mlp is None else WantedTokens(last_mlp)
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
-        """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`.
+        """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`.
 
         Called, and gradients taken, within `calls`.
         """
@@ -49,8 +49,7 @@ class AnswerModel(nn.Module):
         with faster_linear(call.places.device.type):
             if self.kind == "causal_lm":
                 statistics = self._from_hidden_states if self.head_apart else self._from_logits
-                log_probs, entropy = statistics(call, temperature)
-                return {"log_probs": log_probs, "entropy": entropy}
+                return dict(zip(TOKEN_STATISTICS, statistics(call, temperature), strict=False))
             outputs = self.model(**call.inputs).logits.flatten(0, 1)[call.places, 0].float()
             return {"values" if self.kind == "value" else "scores": outputs}
 
@@ -63,16 +62,20 @@ class AnswerModel(nn.Module):
             if self._in_last_mlp is not None:
                 self._in_last_mlp.places = None
 
-    def _from_hidden_states(self, call: ModelCall, temperature: float) -> tuple[Tensor, Tensor]:
+    def _from_hidden_states(self, call: ModelCall, temperature: float) -> tuple[Tensor, ...]:
         hidden = self.model.base_model(**call.inputs).last_hidden_state.flatten(0, 1)[call.places]
         head: Any = self.model.get_output_embeddings()
-        return hidden_log_probs_and_entropy(hidden, head.weight, head.bias, call.tokens, temperature)
+        return hidden_log_probs_and_entropy(
+            hidden, head.weight, head.bias, call.tokens, temperature, sum_pi_squared=call.sum_pi_squared
+        )
 
-    def _from_logits(self, call: ModelCall, temperature: float) -> tuple[Tensor, Tensor]:
+    def _from_logits(self, call: ModelCall, temperature: float) -> tuple[Tensor, ...]:
         columns, place = (call.places % call.inputs["input_ids"].shape[-1]).unique(return_inverse=True)
         rows = call.places // call.inputs["input_ids"].shape[-1]
         logits = self.model(**call.inputs, logits_to_keep=columns).logits
-        return token_log_probs_and_entropy(logits[rows, place], call.tokens, temperature)
+        return token_log_probs_and_entropy(
+            logits[rows, place], call.tokens, temperature, sum_pi_squared=call.sum_pi_squared
+        )
 
 
 def _has_plain_head(model: PreTrainedModel) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import TypeVar, cast
 
 import torch
@@ -11,11 +12,11 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-def ensure_process_group(device: str) -> None:
+def ensure_process_group(device: str, timeout_seconds: float | None = None) -> None:
     """Join the default group described by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, unless it was joined before.
 
     Without WORLD_SIZE the group has this process alone. On an accelerator the group has gloo too, for objects and
-    tensors in main memory.
+    tensors in main memory. `timeout_seconds` is how long a collective may take; None is PyTorch's own limit.
     """
     if dist.is_initialized():
         return
@@ -25,8 +26,9 @@ def ensure_process_group(device: str) -> None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         torch.accelerator.set_device_index(local_rank % torch.accelerator.device_count())
         backend = f"cpu:gloo,{device}:{dist.get_default_backend_for_device(device)}"
+    timeout = None if timeout_seconds is None else timedelta(seconds=timeout_seconds)
     if "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend)
+        dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 

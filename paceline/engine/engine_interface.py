@@ -11,20 +11,19 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
 
 import torch
 from tensordict import TensorDict
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from paceline.catalog import BACKENDS, BackendEntry
+from paceline.catalog import BACKENDS, BackendEntry, Registry
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
 from paceline.engine.training_state import Snapshot
 from paceline.errors import ConfigError
-from paceline.registry import Registry
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto
@@ -35,6 +34,15 @@ LossFn = Callable[[dict[str, Tensor], TensorDict], tuple[Tensor, dict[str, Tenso
 The loss is divided by counts of the *global* mini-batch, so that the losses of micro-batches and ranks add up to the
 mini-batch's. Metrics are sums too; the caller divides them once they have been added up.
 """
+
+
+class MicroBatchSize(TypedDict, total=False):
+    """How a batch is divided for the model; one of the two (see `microbatch`)."""
+
+    micro_batch_size: int | None
+    """Rows of a micro-batch."""
+    max_tokens: int | None
+    """Tokens of a micro-batch, at most; micro-batches have about equal work."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class EngineSpec:
     """Keep the parameters in main memory between calls: see `Engine.on_device`."""
     optimizer_offload: bool = False
     """Keep the optimizer's state in main memory between updates."""
+    collective_timeout_seconds: float | None = None
+    """How long ranks may wait for each other in one collective; None is PyTorch's own limit."""
 
     @property
     def trains(self) -> bool:
@@ -106,17 +116,9 @@ class Engine(ABC):
 
     @abstractmethod
     def train_batch(
-        self,
-        data: DataProto,
-        loss_fn: LossFn,
-        *,
-        micro_batch_size: int | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 1.0,
+        self, data: DataProto, loss_fn: LossFn, *, temperature: float = 1.0, **size: Unpack[MicroBatchSize]
     ) -> dict[str, float]:
         """One optimizer step on the mini-batch of which `data` is this rank's part.
-
-        Micro-batches have `micro_batch_size` rows, or equal work of at most `max_tokens` tokens (see `microbatch`).
 
         Returns the metric sums of `loss_fn`, `loss`, `grad_norm` (before clipping) and `lr` (of this step), all over
         the whole mini-batch and so equal on all ranks. A loss or gradient that is not finite raises NonFiniteError on
@@ -128,14 +130,15 @@ class Engine(ABC):
         self,
         data: DataProto,
         *,
-        micro_batch_size: int | None = None,
-        max_tokens: int | None = None,
         temperature: float = 1.0,
+        sum_pi_squared: bool = False,
+        **size: Unpack[MicroBatchSize],
     ) -> dict[str, Tensor]:
-        """The model's output for this rank's rows, in their order, float32, in main memory. Micro-batches as above.
+        """The model's output for this rank's rows, in their order, float32, in main memory.
 
-        causal_lm: `log_probs` and `entropy` (batch, response) at `temperature`. value: `values` (batch, response), each
-        from the position that predicts the response token. Both are 0 outside `response_mask`.
+        causal_lm: `log_probs` and `entropy` (batch, response) at `temperature`; if it is asked for, `sum_pi_squared`,
+        the squared probabilities of all tokens, summed. value: `values` (batch, response), each from the position that
+        predicts the response token. All are 0 outside `response_mask`.
         sequence_classification: `scores` (batch,), at the last token that `attention_mask` covers.
         """
 
@@ -181,6 +184,10 @@ class Engine(ABC):
     def to(self, device: str) -> None:
         """Change the device that calls run on, and move what is not offloaded there."""
 
+    def sum_over_ranks(self, value: float) -> float:
+        """The sum of what all ranks pass. Collective."""
+        return value
+
     def without_adapter(self) -> AbstractContextManager[None]:
         """Within this context the model has no LoRA adapters: for inference with the reference."""
         return nullcontext()
@@ -202,11 +209,11 @@ class Engine(ABC):
 
 
 EngineClass = TypeVar("EngineClass", bound=type[Engine])
-_ENGINES: Registry[type[Engine]] = Registry("strategy", BACKENDS.modules)
+_ENGINES: Registry[type[Engine], BackendEntry] = Registry(BACKENDS)
 
 
 def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
-    """Class decorator: makes an engine known as `strategy=name`. What a built-in one takes, the catalogue says."""
+    """Class decorator: registers an engine as `strategy=name`. The catalogue says what the built-in ones take."""
 
     def decorate(engine: EngineClass) -> EngineClass:
         _ENGINES.register(name)(engine)
@@ -216,7 +223,6 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
         else:
             # A class that is no Engine, and does not say what it takes, refuses it by itself.
             entry = BackendEntry(
-                engine.__module__,
                 lora=getattr(engine, "takes_lora", True),
                 bfloat16=getattr(engine, "takes_bfloat16", True),
                 offload=getattr(engine, "takes_offload", True),

@@ -5,9 +5,11 @@ A backend says in `_distribute` how the model is spread over the devices.
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,12 +19,15 @@ from transformers import PreTrainedModel
 
 from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
 from paceline.engine.hf_models import build_model
-from paceline.engine.inputs import packed_call, padded_call, two_sequences
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.packed_attention import check_packing, packed_attention
+from paceline.engine.model_calls import packed_call, padded_call, two_sequences
+from paceline.engine.packed_attention import packed_attention, packing_problem
 from paceline.engine.training_state import Snapshot, load_training_state, named_full_tensors, take_snapshot
+from paceline.errors import ConfigError
 from paceline.private_apis.peft_private import adapters_disabled
+
+logger = logging.getLogger(__name__)
 
 
 class HfEngine(MicroBatchEngine):
@@ -89,21 +94,37 @@ class HfEngine(MicroBatchEngine):
             call = padded_call(two_sequences(), self.spec.kind, self.device)
             with self._precision():
                 check_shortcuts(self._answers, self.root, call, rounding)
-            if self.spec.model.use_remove_padding:
-                check_packing(self.model, self._call_model, rounding)
-        self._packs = self.spec.model.use_remove_padding
+            packs = self._can_pack(rounding)
+        self._packs = packs
         self._after_inference()
+
+    def _can_pack(self, rounding: float) -> bool:
+        """Whether sequences are packed: as asked, else where the model keeps them apart."""
+        asked = self.spec.model.use_remove_padding
+        if asked is False:
+            return False
+        problem = packing_problem(self.model, self._call_model, rounding)
+        if problem and asked:
+            raise ConfigError(f"model.use_remove_padding=True: {problem}. Set model.use_remove_padding=False.")
+        if problem:
+            logger.info("sequences are not packed: %s", problem)
+        return not problem
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
         with self._answers.calls(), packed_attention(self.model) if self._packs else nullcontext():
             yield
 
-    def _answer(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
-        return self._call_model(micro_batch, packed=self._packs, temperature=temperature)
+    def _answer(
+        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
+        return self._call_model(micro_batch, packed=self._packs, temperature=temperature, sum_pi_squared=sum_pi_squared)
 
-    def _call_model(self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0) -> dict[str, Tensor]:
+    def _call_model(
+        self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0, sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
         make_call = packed_call if packed else padded_call
+        call = replace(make_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         with self._precision():
-            answers: dict[str, Tensor] = self.root(make_call(micro_batch, self.spec.kind, self.device), temperature)
+            answers: dict[str, Tensor] = self.root(call, temperature)
         return answers

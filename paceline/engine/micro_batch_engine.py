@@ -1,6 +1,6 @@
 """The algorithm that all engines share: micro-batches, sums over ranks, clipping, the optimizer step, offloading.
 
-What the model is and how a micro-batch goes through it, a subclass says: `HfEngine` for Hugging Face's models,
+A subclass defines the model and how a micro-batch goes through it: `HfEngine` for Hugging Face's models,
 `OwnModelEngine` for those of other libraries.
 """
 
@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 import torch
 from tensordict import TensorDict
@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from paceline.config import OptimConfig
-from paceline.engine.engine_interface import Engine, EngineSpec, LossFn
-from paceline.engine.inputs import two_sequences
+from paceline.engine.engine_interface import Engine, EngineSpec, LossFn, MicroBatchSize
 from paceline.engine.microbatch import split_micro_batches
+from paceline.engine.model_calls import two_sequences
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
 from paceline.engine.training_state import Snapshot, TrainingState, full_tensor, write_snapshot
 from paceline.errors import NonFiniteError
@@ -68,13 +68,7 @@ class MicroBatchEngine(Engine):
         self._put_away({part for part, wanted in offload.items() if wanted})
 
     def train_batch(
-        self,
-        data: DataProto,
-        loss_fn: LossFn,
-        *,
-        micro_batch_size: int | None = None,
-        max_tokens: int | None = None,
-        temperature: float = 1.0,
+        self, data: DataProto, loss_fn: LossFn, *, temperature: float = 1.0, **size: Unpack[MicroBatchSize]
     ) -> dict[str, float]:
         optimizer, learning_rate = self.optimizer, self._learning_rate
         if optimizer is None or learning_rate is None:
@@ -84,7 +78,7 @@ class MicroBatchEngine(Engine):
         assert columns is not None
         with self._training(optimizer):
             with self._calls():
-                for rows in self._micro_batches(columns, micro_batch_size, max_tokens):
+                for rows in self._micro_batches(columns, size):
                     if rows is None:
                         self._forward_idle().backward()
                         continue
@@ -107,25 +101,29 @@ class MicroBatchEngine(Engine):
         self,
         data: DataProto,
         *,
-        micro_batch_size: int | None = None,
-        max_tokens: int | None = None,
         temperature: float = 1.0,
+        sum_pi_squared: bool = False,
+        **size: Unpack[MicroBatchSize],
     ) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = defaultdict(list)
         order: list[Tensor] = []
         columns = data.batch
         assert columns is not None
         with self.on_device(), self._calls():
-            for rows in self._micro_batches(columns, micro_batch_size, max_tokens):
+            for rows in self._micro_batches(columns, size):
                 if rows is None:
                     self._forward_idle()
                     continue
                 order.append(rows)
-                for name, value in self._forward(columns[rows], temperature).items():
+                answers = self._forward(columns[rows], temperature, sum_pi_squared=sum_pi_squared)
+                for name, value in answers.items():
                     parts[name].append(value.cpu())
             self._after_inference()
         places = torch.cat(order).argsort()
         return {name: torch.cat(values)[places] for name, values in parts.items()}
+
+    def sum_over_ranks(self, value: float) -> float:
+        return math.fsum(self._gather(value))
 
     def write(self, snapshot: Snapshot, folder: str | Path) -> None:
         write_snapshot(snapshot, Path(folder))
@@ -162,7 +160,9 @@ class MicroBatchEngine(Engine):
         """
 
     @abstractmethod
-    def _answer(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+    def _answer(
+        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
         """Call the model. Each column is (asked,) float32, one number per response token, or per row for scores."""
 
     def _calls(self) -> AbstractContextManager[None]:
@@ -182,6 +182,9 @@ class MicroBatchEngine(Engine):
 
     def _move_parameters(self, device: str) -> None:
         self.root.to(device)
+
+    def _drop_gradients(self, optimizer: Optimizer) -> None:
+        optimizer.zero_grad(set_to_none=True)
 
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         """Clip all gradients; returns their global norm before that."""
@@ -204,7 +207,7 @@ class MicroBatchEngine(Engine):
             try:
                 yield
             finally:
-                optimizer.zero_grad(set_to_none=True)
+                self._drop_gradients(optimizer)
                 self.model.eval()
 
     def _put_away(self, parts: set[Offloadable]) -> None:
@@ -223,9 +226,11 @@ class MicroBatchEngine(Engine):
                     if value.dim() > 0:  # Step counts are single numbers, and stay where AdamW wants them.
                         state[name] = value.to(device)
 
-    def _forward(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+    def _forward(
+        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
         """The model's output as `infer_batch` returns it, differentiable, on the device."""
-        answers = self._answer(micro_batch, temperature)
+        answers = self._answer(micro_batch, temperature, sum_pi_squared=sum_pi_squared)
         if self.spec.kind == "sequence_classification":
             return answers
         mask = micro_batch["response_mask"].to(self.device).bool()
@@ -239,11 +244,11 @@ class MicroBatchEngine(Engine):
         output = self._forward(two_sequences(), temperature=1.0)
         return 0.0 * torch.stack([value.sum() for value in output.values()]).sum()
 
-    def _micro_batches(self, columns: TensorDict, size: int | None, max_tokens: int | None) -> list[Tensor | None]:
+    def _micro_batches(self, columns: TensorDict, size: MicroBatchSize) -> list[Tensor | None]:
         return split_micro_batches(
             columns["attention_mask"],
-            size,
-            max_tokens,
+            size.get("micro_batch_size"),
+            size.get("max_tokens"),
             packed=self._packs,
             largest=lambda count: max(self._gather(count)),
         )

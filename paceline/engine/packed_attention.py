@@ -16,8 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from paceline.engine.answers import first_column
-from paceline.engine.inputs import two_sequences
-from paceline.errors import ConfigError
+from paceline.engine.model_calls import two_sequences
 from paceline.private_apis.transformers_private import attention_replaced
 
 PACKED_SDPA = "paceline_packed_sdpa"
@@ -56,19 +55,15 @@ def packed_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
     return attention_replaced(model, PACKED_SDPA)
 
 
-def check_packing(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], rounding: float) -> None:
-    """Raise ConfigError unless two sequences in one row give what each gives alone.
+def packing_problem(model: PreTrainedModel, answer: Callable[..., dict[str, Tensor]], rounding: float) -> str:
+    """Why two sequences in one row do not give what each gives alone; empty if they do.
 
     `answer(micro_batch, packed=...)` returns columns (asked,); it is collective where the model is. The differences are
     measured against how much the first token of a sequence changes the output for its later ones: a sequence that
     attended to the other one would change about as much. `rounding` is the relative error of an output.
     """
     problem = _unknown_layers(model) or _mixing(model, answer, rounding)
-    if problem:
-        raise ConfigError(
-            f"model.use_remove_padding=True: {type(model).__name__} can't keep packed sequences apart: {problem}. "
-            "Set model.use_remove_padding=False."
-        )
+    return f"{type(model).__name__} can't keep packed sequences apart: {problem}" if problem else ""
 
 
 def _unknown_layers(model: PreTrainedModel) -> str:

@@ -12,10 +12,10 @@ Rank 0 reads and writes whole tensors; nothing is unpickled (`weights_only`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypedDict, TypeVar, cast
 
 import torch
 from torch import nn
@@ -49,6 +49,24 @@ _ROOT_PREFIX = "model."
 """Before a parameter's Hugging Face name in the module that is called: see AnswerModel."""
 
 
+Weights = dict[str, torch.Tensor]
+"""By Hugging Face's names."""
+Moments = dict[str, dict[str, torch.Tensor]]
+"""What AdamW keeps of each parameter, by the parameter's name."""
+T = TypeVar("T")
+
+
+class Training(TypedDict):
+    """What OPTIMIZER_FILE holds."""
+
+    moments: Moments
+    num_steps: int
+
+
+class Gather(Protocol):
+    def __call__(self, value: T, /) -> list[T]: ...
+
+
 @dataclass(frozen=True)
 class TrainingState:
     """What is saved: the model as the backend holds it, its optimizer if it trains, and how many steps it made."""
@@ -63,7 +81,7 @@ class TrainingState:
     kind: ModelKind
     rank: int
     """This process among those that hold the model. Rank 0 reads and writes."""
-    gather: Callable[[Any], list[Any]]
+    gather: Gather
     """From what each rank that holds the model passes to the list of it, on all of them."""
 
 
@@ -76,8 +94,8 @@ class Snapshot:
     """For its configuration; the live weights are not read."""
     weights: dict[str, torch.Tensor]
     """The model's or, with LoRA, the adapter's."""
-    training: dict[str, Any] | None
-    """The optimizer's moments by parameter name, and the number of steps; None if the engine does not train."""
+    training: Training | None
+    """None if the engine does not train."""
 
 
 def take_snapshot(state: TrainingState) -> Snapshot:
@@ -85,12 +103,12 @@ def take_snapshot(state: TrainingState) -> Snapshot:
     with_adapter, is_first = has_adapter(state.model), state.rank == 0
     tensors = adapter_tensors(_state_dict(state.root), full_tensor) if with_adapter else named_full_tensors(state)
     weights = in_main_memory(tensors, keep=is_first)
-    training: dict[str, Any] | None = None
+    training: Training | None = None
     if state.optimizer is not None:
         # An optimizer that made no step has no moments, and asking for them would count as a step.
-        sharded: dict[str, Any] = {}
+        sharded: Moments = {}
         if state.num_steps:
-            sharded = cast(dict[str, Any], get_optimizer_state_dict(state.root, state.optimizer)["state"])
+            sharded = cast(Moments, get_optimizer_state_dict(state.root, state.optimizer)["state"])
         moments = {
             _hf_name(name): in_main_memory(((key, full_tensor(value)) for key, value in parts.items()), keep=is_first)
             for name, parts in sharded.items()
@@ -122,30 +140,31 @@ def write_snapshot(snapshot: Snapshot, folder: Path) -> None:
     sync_tree(folder)
 
 
-def read_training_state(folder: Path, state: TrainingState) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Weights and training state of `folder`, on rank 0; the number of steps made, on all ranks. Collective.
+def read_training_state(folder: Path, state: TrainingState) -> tuple[Weights, Moments, int]:
+    """Weights and AdamW's moments of `folder`, on rank 0; the number of steps made, on all ranks. Collective.
 
     Only rank 0 reads; a failure is raised on all ranks.
     """
-    weights: dict[str, Any] = {}
-    training: dict[str, Any] = {}
-    failure = None
+    weights: Weights = {}
+    training = Training(moments={}, num_steps=0)
+    failure: str | None = None
     if state.rank == 0:
         try:
             with_adapter = has_adapter(state.model)
             weights = read_adapter(folder, state.model) if with_adapter else _read_weights(folder, state)
-            training = _read_training(folder, state) if state.optimizer is not None else {}
+            if state.optimizer is not None:
+                training = _read_training(folder, state)
         except Exception as error:
             failure = f"{folder} can't be loaded: {error}"
-    failure, num_steps = state.gather((failure, training.get("num_steps", 0)))[0]
+    failure, num_steps = state.gather((failure, training["num_steps"]))[0]
     if failure is not None:
         raise CheckpointError(failure)
-    return weights, training, num_steps
+    return weights, training["moments"], num_steps
 
 
 def load_training_state(folder: Path, state: TrainingState) -> int:
     """Put what `folder` holds into the model and optimizer of `state`; returns the number of steps made. Collective."""
-    weights, training, num_steps = read_training_state(folder, state)
+    weights, moments, num_steps = read_training_state(folder, state)
     sharded = len(state.gather(None)) > 1
     set_weights(state.root, weights, from_rank0=sharded, partial=has_adapter(state.model))
     if state.optimizer is None:
@@ -155,13 +174,13 @@ def load_training_state(folder: Path, state: TrainingState) -> int:
         return num_steps
     # The parameter groups are this run's own: hyperparameters come from its configuration, not from the checkpoint.
     groups = get_optimizer_state_dict(state.root, state.optimizer)["param_groups"]
-    moments = {"state": _root_names(training["moments"]), "param_groups": groups} if state.rank == 0 else {}
+    saved: dict[str, Any] = {"state": _root_names(moments), "param_groups": groups} if state.rank == 0 else {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=sharded)
-    set_optimizer_state_dict(state.root, state.optimizer, moments, options=options)
+    set_optimizer_state_dict(state.root, state.optimizer, saved, options=options)
     return num_steps
 
 
-def _read_weights(folder: Path, state: TrainingState) -> dict[str, Any]:
+def _read_weights(folder: Path, state: TrainingState) -> Weights:
     if (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError("it holds a LoRA adapter alone. Set model.lora_rank to that of the run that saved it.")
     saved, missing = read_model(replace(state.source, path=str(folder)), state.kind)
@@ -170,11 +189,11 @@ def _read_weights(folder: Path, state: TrainingState) -> dict[str, Any]:
     return saved.state_dict()
 
 
-def _read_training(folder: Path, state: TrainingState) -> dict[str, Any]:
+def _read_training(folder: Path, state: TrainingState) -> Training:
     file = folder / OPTIMIZER_FILE
     if not file.is_file():
         raise CheckpointError(f"it has no {OPTIMIZER_FILE}; it was written by an engine that does not train.")
-    training = torch.load(file, weights_only=True, map_location="cpu")
+    training: Training = torch.load(file, weights_only=True, map_location="cpu")
     expected = {
         name.replace(FSDP1_PREFIX, "") for name, parameter in state.model.named_parameters() if parameter.requires_grad
     }
@@ -203,7 +222,7 @@ def full_tensor(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def set_weights(root: nn.Module, weights: dict[str, Any], *, from_rank0: bool, partial: bool = False) -> None:
+def set_weights(root: nn.Module, weights: Weights, *, from_rank0: bool, partial: bool = False) -> None:
     """Put a Hugging Face state dict into the model under `root`. With `from_rank0`, only rank 0 need have it.
 
     With `partial`, what it lacks stays as it is.
@@ -221,7 +240,7 @@ def _hf_name(name: str) -> str:
     return name.removeprefix(_ROOT_PREFIX)
 
 
-def _root_names(values: dict[str, Any]) -> dict[str, Any]:
+def _root_names(values: Mapping[str, T]) -> dict[str, T]:
     return {_ROOT_PREFIX + name: value for name, value in values.items()}
 
 

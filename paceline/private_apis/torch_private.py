@@ -42,6 +42,14 @@ def move_fsdp1(root: FullyShardedDataParallel, device: str) -> None:
             handle.flat_param._local_shard = handle.flat_param.data
 
 
+def free_gradients_fsdp1(root: FullyShardedDataParallel) -> None:
+    """Let go of gradients that the optimizer has dropped. FSDP1 itself would only do so in the next forward pass."""
+    for module in FullyShardedDataParallel.fsdp_modules(root):
+        handle = module._handle
+        if handle is not None:
+            handle._reset_flat_param_grad_info_if_needed()
+
+
 def reshard_fsdp1(root: FullyShardedDataParallel) -> None:
     """Free the root's whole parameters, which it keeps for a backward pass. For more than one rank."""
     handle = root._handle

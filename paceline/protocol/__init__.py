@@ -13,12 +13,18 @@ DataProto(4 rows, 48 B | prompts float32(4, 3) | uid object(4) | meta temperatur
 Pickled, as Ray does to send it, its tensors and numeric arrays are out-of-band buffers, which a reader on the same
 machine maps and does not copy. **Received columns are immutable**: torch can't enforce it, and a write in place would
 change the batch of every other reader. `clone()` before writing; workers that users write get clones
-(docs/single_controller.md). docs/protocol.md tells views from copies.
+(docs/single_controller.md). docs/protocol.md says what is a view and what a copy.
 """
 
-from paceline.protocol.batch import DataProto, DataProtoConfig, DataProtoItem, _received
+from paceline.protocol.batch import (
+    DataProto,
+    DataProtoConfig,
+    DataProtoItem,
+    _received,
+    pad_dataproto_to_divisor,
+    unpad_dataproto,
+)
 from paceline.protocol.future import DataProtoFuture
-from paceline.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from paceline.protocol.transport import _tensor_over
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The batch that every phase reads and writes."""
+"""The batch that every phase reads and writes, and rows that fill it up so that their number divides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
 
 import numpy as np
 import torch
@@ -31,13 +31,19 @@ from paceline.protocol.columns import (
     require,
     require_same_columns,
     row_numbers,
+    split_tensordict,
+    tensordict_of,
+    tensordict_of_all,
     without,
 )
-from paceline.protocol.tensordicts import split_tensordict, tensordict_of, tensordict_of_all
 from paceline.protocol.transport import Sent, with_tensors_sent
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+
+Tensors: TypeAlias = Any
+"""A TensorDict, or None in a batch without tensors. Types can't say which, and most code knows."""
 
 
 class DataProtoConfig:
@@ -65,7 +71,7 @@ class DataProto:
     was made from) and, but for `pop`, return it. Everything else returns a new object.
     """
 
-    batch: TensorDict | None = None
+    batch: Tensors = None
     non_tensor_batch: dict[str, np.ndarray] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 
@@ -82,8 +88,8 @@ class DataProto:
     def from_dict(
         cls,
         tensors: Mapping[str, Tensor] | None = None,
-        non_tensors: Mapping[str, np.ndarray | Sequence[Any]] | None = None,
-        meta_info: Mapping[str, Any] | None = None,
+        non_tensors: Mapping[str, np.ndarray | Sequence[object]] | None = None,
+        meta_info: Mapping[str, object] | None = None,
         auto_padding: bool = False,
     ) -> Self:
         """Hold the given columns, without a copy. A list or tuple becomes a column of objects, one cell per element.
@@ -105,7 +111,7 @@ class DataProto:
 
     @classmethod
     def from_single_dict(
-        cls, data: Mapping[str, Any], meta_info: Mapping[str, Any] | None = None, auto_padding: bool = False
+        cls, data: Mapping[str, Any], meta_info: Mapping[str, object] | None = None, auto_padding: bool = False
     ) -> Self:
         """Like `from_dict`, with tensors and other columns in one dictionary, as a collate function gives them."""
         tensors = {name: values for name, values in data.items() if isinstance(values, Tensor)}
@@ -113,7 +119,7 @@ class DataProto:
         return cls.from_dict(tensors, others, meta_info, auto_padding)
 
     @classmethod
-    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> Self:
+    def from_tensordict(cls, tensor_dict: TensorDict, meta_info: Mapping[str, object] | None = None) -> Self:
         """Hold this TensorDict, which must have one batch dimension.
 
         Its `NonTensorStack`s become columns of objects, its `NonTensorData` meta info; without any, it is held itself.
@@ -239,7 +245,7 @@ class DataProto:
         mini_batch_size: int,
         epochs: int,
         seed: int | None = None,
-        dataloader_kwargs: Mapping[str, Any] | None = None,
+        dataloader_kwargs: Mapping[str, object] | None = None,
     ) -> Iterator[Self]:
         """Mini-batches (copies) of `mini_batch_size` rows, `epochs` times over; the rows must divide.
 
@@ -251,7 +257,7 @@ class DataProto:
                 f"make_iterator was asked for mini-batches of {mini_batch_size}, but the batch has {len(self)} rows; "
                 "use a size that divides them, or pad_dataproto_to_divisor."
             )
-        options = dict(dataloader_kwargs or {})
+        options: dict[str, Any] = dict(dataloader_kwargs or {})
         if seed is not None or not options.get("shuffle"):
             # A DataLoader draws from its generator even when it does not shuffle.
             options["generator"] = torch.Generator().manual_seed(0 if seed is None else seed)
@@ -376,7 +382,7 @@ class DataProto:
             self.batch = tensordict_of(tensors, (len(self),), device)
         return self
 
-    def _batch_of(self, tensors: dict[str, Tensor], rows: int) -> TensorDict | None:
+    def _batch_of(self, tensors: dict[str, Tensor], rows: int) -> Tensors:
         """A TensorDict like this one's: it keeps the device, and stays when its last column goes."""
         return None if self.batch is None else tensordict_of(tensors, (rows,), self.batch.device)
 
@@ -393,7 +399,7 @@ class DataProto:
         rows = numbers.numpy()
         return self._derive(len(rows), lambda tensor: tensor[numbers.to(tensor.device)], lambda array: array[rows])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         self._check()
         tensors = None if self.batch is None else {name: Sent(tensor) for name, tensor in self._tensors().items()}
         arrays = {
@@ -406,7 +412,7 @@ class DataProto:
     def __copy__(self) -> Self:
         return self.select()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self.clone()
 
     def save_to_disk(self, path: str | os.PathLike[str]) -> None:
@@ -441,3 +447,26 @@ def _received(
 ) -> DataProto:
     batch = None if tensors is None else tensordict_of(tensors, (rows,))
     return cls(batch, arrays, meta_info, **(added_fields or {}))
+
+
+_Batch = TypeVar("_Batch", bound=DataProto)
+
+
+def pad_dataproto_to_divisor(data: _Batch, size_divisor: int) -> tuple[_Batch, int]:
+    """Append rows, repeated from the start, until `size_divisor` divides their number; also gives how many.
+
+    Nothing to append (an empty batch too): `data` itself. Otherwise a copy.
+    """
+    if size_divisor < 1:
+        raise ValueError(f"size_divisor is {size_divisor}; it must be at least 1.")
+    pad_size = -len(data) % size_divisor
+    if pad_size == 0:
+        return data, 0
+    return data[torch.arange(len(data) + pad_size) % len(data)], pad_size
+
+
+def unpad_dataproto(data: _Batch, pad_size: int) -> _Batch:
+    """A view without the last `pad_size` rows; `data` itself when there are none to remove."""
+    if not 0 <= pad_size <= len(data):
+        raise DataError(f"can't remove {pad_size} rows of padding from a batch with {len(data)} rows.")
+    return data.slice(0, len(data) - pad_size) if pad_size else data

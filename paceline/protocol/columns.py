@@ -1,10 +1,14 @@
-"""What the columns and the meta info of batches have to fulfil, and how they are joined."""
+"""What the columns and the meta info of batches have to fulfil, how they are joined, and their TensorDicts.
+
+The tensordict package is imported where it is first needed: that takes as long as importing torch, and who makes no
+batch need not wait.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from paceline.protocol.batch import DataProto
 
+Value = TypeVar("Value")
 Rows: TypeAlias = Sequence[int] | Sequence[bool] | np.ndarray | Tensor
 """Which rows: numbers (negative ones count from the end) or one truth value per row."""
 
@@ -26,10 +31,8 @@ GATHERED_META_KEY = "metrics"
 
 def check_columns(batch: TensorDict | None, arrays: Mapping[str, np.ndarray]) -> None:
     """All columns are tensors or arrays, have names of their own, and as many rows as the batch."""
-    tensors: Mapping[str, Any] = {}
     rows = len(next(iter(arrays.values()), ())) if batch is None else batch_rows(batch)
-    if batch is not None:
-        tensors = dict(batch.items())
+    tensors = {} if batch is None else dict(batch.items())
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(
@@ -62,7 +65,7 @@ def batch_rows(batch: TensorDict) -> int:
     return int(batch.batch_size[0])
 
 
-def row_numbers(rows: Any, count: int) -> Tensor:
+def row_numbers(rows: object, count: int) -> Tensor:
     """Any way to name rows of `count`, as int64 numbers from 0; a mask must have one truth value per row."""
     array = rows.detach().cpu().numpy() if isinstance(rows, Tensor) else np.asarray(rows)
     if array.ndim == 1 and not array.size and array.dtype.kind == "f":
@@ -84,7 +87,7 @@ def row_numbers(rows: Any, count: int) -> Tensor:
     return torch.where(numbers < 0, numbers + count, numbers)
 
 
-def cat(pieces: list[torch.Tensor]) -> torch.Tensor:
+def cat(pieces: list[Tensor]) -> Tensor:
     """torch.cat into memory from numpy, which asks for huge pages where torch does not: faster for large columns."""
     if any(piece.device.type != "cpu" or piece.requires_grad for piece in pieces):
         return torch.cat(pieces)
@@ -94,7 +97,7 @@ def cat(pieces: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat(pieces, out=torch.from_numpy(memory).view(first.dtype).view(shape))
 
 
-def as_column(name: str, values: np.ndarray | Sequence[Any]) -> np.ndarray:
+def as_column(name: str, values: np.ndarray | Sequence[object]) -> np.ndarray:
     """Lists are filled in cell by cell: numpy would make a second dimension of lists of equal length."""
     if isinstance(values, np.ndarray):
         return values
@@ -126,7 +129,7 @@ def require(wanted: Iterable[str], known: Iterable[str], what: str) -> None:
         raise DataError(f"no {what} {names}; there are: {', '.join(map(str, known)) or 'none'}.")
 
 
-def pick(columns: Mapping[str, Any], names: Iterable[str] | None, what: str) -> dict[str, Any]:
+def pick(columns: Mapping[str, Value], names: Iterable[str] | None, what: str) -> dict[str, Value]:
     if isinstance(names, str):
         raise TypeError(f"a list of names was expected, not the string {names!r}.")
     wanted = list(columns if names is None else names)
@@ -134,7 +137,7 @@ def pick(columns: Mapping[str, Any], names: Iterable[str] | None, what: str) -> 
     return {name: columns[name] for name in wanted}
 
 
-def without(columns: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def without(columns: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
     return {name: value for name, value in columns.items() if name not in names}
 
 
@@ -159,8 +162,8 @@ def require_same_columns(first: DataProto, other: DataProto, position: int) -> N
                 )
 
 
-def merge(sources: Iterable[Mapping[str, Any]], what: str) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
+def merge(sources: Iterable[Mapping[str, Value]], what: str) -> dict[str, Value]:
+    merged: dict[str, Value] = {}
     for source in sources:
         for name, value in source.items():
             if name not in merged:
@@ -173,30 +176,31 @@ def merge(sources: Iterable[Mapping[str, Any]], what: str) -> dict[str, Any]:
     return merged
 
 
-def gather_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One meta info of all, with the metrics of every rank."""
+def gather_meta(metas: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """One meta info of all, with the metrics of every rank.
+
+    Dictionaries of metrics become one, with all values of each name in order. A list adds its elements: what was
+    gathered before may be gathered again.
+    """
     merged = merge([without(meta, (GATHERED_META_KEY,)) for meta in metas], "meta info key")
     found = [meta[GATHERED_META_KEY] for meta in metas if GATHERED_META_KEY in meta]
-    if found:
-        each = [one for some in found for one in _listed(some)]
-        merged[GATHERED_META_KEY] = _dict_of_lists(each) if all(isinstance(one, Mapping) for one in each) else each
+    each = [one for some in found for one in _listed(some)]
+    dicts = [one for one in each if isinstance(one, Mapping)]
+    if found and len(dicts) == len(each):
+        gathered: dict[str, list[object]] = {}
+        for name, value in (item for one in dicts for item in one.items()):
+            gathered.setdefault(name, []).extend(_listed(value))
+        merged[GATHERED_META_KEY] = gathered
+    elif found:
+        merged[GATHERED_META_KEY] = each
     return merged
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else [value]
 
 
-def _dict_of_lists(dicts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """All values of each name, in order. A list adds its elements: what was gathered before may be gathered again."""
-    gathered: dict[str, list[Any]] = {}
-    for one in dicts:
-        for name, value in one.items():
-            gathered.setdefault(name, []).extend(_listed(value))
-    return gathered
-
-
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Equal in value, with NaN equal to NaN, through containers, arrays and tensors."""
     if a is b:
         return True
@@ -220,7 +224,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) or bool(a != a and b != b)
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return f"{value.dtype} {tuple(value.shape)}"
     text = repr(value)
@@ -242,3 +246,48 @@ def brief_shapes(columns: Mapping[str, Tensor | np.ndarray]) -> list[str]:
         f"{name} {str(column.dtype).removeprefix('torch.')}({', '.join(map(str, column.shape))})"
         for name, column in columns.items()
     ]
+
+
+def tensordict_of(
+    columns: Mapping[str, object], batch_size: tuple[int, ...], device: torch.device | str | None = None
+) -> TensorDict:
+    from tensordict import TensorDict
+
+    return TensorDict(dict(columns), batch_size=batch_size, device=device)
+
+
+def split_tensordict(tensor_dict: TensorDict) -> tuple[TensorDict, dict[str, np.ndarray], dict[str, Any]]:
+    """(the tensors, the non-tensors with a value per row, the non-tensors with one value for all rows)."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    rows = batch_rows(tensor_dict)
+    arrays: dict[str, np.ndarray] = {}
+    whole: dict[str, Any] = {}
+    rest: dict[str, object] = {}
+    for name, value in tensor_dict.items():
+        if isinstance(value, NonTensorStack):
+            arrays[name] = as_column(name, value.tolist())
+        elif isinstance(value, NonTensorData):
+            whole[name] = value.data
+        else:
+            rest[name] = value
+    if not arrays and not whole:
+        return tensor_dict, {}, {}
+    return tensordict_of(rest, (rows,), tensor_dict.device), arrays, whole
+
+
+def tensordict_of_all(
+    tensors: Mapping[str, Tensor],
+    arrays: Mapping[str, np.ndarray],
+    meta_info: Mapping[str, object],
+    rows: int,
+    device: torch.device | None,
+) -> TensorDict:
+    """What `split_tensordict` takes apart."""
+    from tensordict import NonTensorData, NonTensorStack
+
+    if clash := sorted({*tensors, *arrays} & set(meta_info)):
+        raise DataError(f"a TensorDict has one value of a name; these are columns and meta info: {clash}. Rename one.")
+    stacks = {name: NonTensorStack(*map(NonTensorData, array)) for name, array in arrays.items()}
+    whole = {name: NonTensorData(value, batch_size=(rows,)) for name, value in meta_info.items()}
+    return tensordict_of({**tensors, **stacks, **whole}, (rows,), device)

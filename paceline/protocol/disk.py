@@ -24,7 +24,7 @@ _PLACES = {"tensors": "batch", "non_tensors": "non_tensor_batch"}
 """How users call what the file calls otherwise."""
 
 
-def write(path: str | os.PathLike[str], content: Mapping[str, Any]) -> None:
+def write(path: str | os.PathLike[str], content: Mapping[str, object]) -> None:
     """Write the file, complete or not at all. A value that can't be saved is a DataError that names it by its keys."""
     tensors: dict[str, Tensor] = {}
     packed = {name: _pack(value, tensors, _PLACES.get(name, name)) for name, value in content.items()}
@@ -49,7 +49,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {name: _unpack(value, tensors) for name, value in packed.items()}
 
 
-def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
+def _pack(value: object, tensors: dict[str, Tensor], where: str) -> object:
     """JSON for `value`. Tensors and numeric arrays go to `tensors`; what JSON lacks becomes a dict with one "$" key."""
 
     def store(tensor: Tensor) -> str:
@@ -71,20 +71,21 @@ def _pack(value: Any, tensors: dict[str, Tensor], where: str) -> Any:
         return {"$array": store(torch.tensor(value))}
     if isinstance(value, np.generic) and value.dtype.kind in "biufU" and not isinstance(value, np.longdouble):
         return {"$scalar": [value.dtype.str, value.item()]}
-    if type(value) in (list, tuple):
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
         items = [_pack(item, tensors, f"{where}[{place}]") for place, item in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
     if type(value) is dict:
-        items = [[_pack(key, tensors, where), _pack(item, tensors, f"{where}.{key}")] for key, item in value.items()]
-        plain = all(type(key) is str and not key.startswith("$") for key in value)
-        return dict(items) if plain else {"$dict": items}
+        packed = {key: _pack(item, tensors, f"{where}.{key}") for key, item in value.items()}
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return packed
+        return {"$dict": [[_pack(key, tensors, where), item] for key, item in packed.items()]}
     raise DataError(
         f"{where} holds a {type(value).__module__}.{type(value).__qualname__}, which can't be saved; use None, bool, "
         "int, float, str, numpy scalars and arrays, tensors, or lists, tuples and dicts of these."
     )
 
 
-def _unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _unpack(value: object, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(value, list):
         return [_unpack(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -5,54 +5,69 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from paceline.protocol.batch import DataProto
+
+Values = list[Any]
+"""What the parts of a future are, or what they become."""
+Collect = Callable[[Values], Any]
+Getter = Callable[[Values], Values]
 
 
 @dataclass(frozen=True)
 class _TakeChunk:
     """A picklable collect function: collect as `collect_fn` does, then keep chunk `index` of `chunks`."""
 
-    collect_fn: Callable[[list[Any]], Any]
+    collect_fn: Collect
     index: int
     chunks: int
 
-    def __call__(self, values: list[Any]) -> Any:
+    def __call__(self, values: Values) -> DataProto:
         return self.collect_fn(values).chunk(self.chunks)[self.index]
 
 
 @dataclass(frozen=True)
-class _ByShare:
-    """Gives each function its share of a list, by count, and the results of all: for several futures in a row."""
+class _Joined:
+    """A picklable function for the parts of several futures in a row: each of `functions` gets its share, by count."""
 
-    functions: tuple[Callable[[list[Any]], Any], ...]
+    functions: tuple[Collect, ...]
     counts: tuple[int, ...]
+    join: Collect
 
-    def __call__(self, items: list[Any]) -> list[Any]:
+    def __call__(self, items: Values) -> Any:
         remaining = iter(items)
         shares = [list(itertools.islice(remaining, count)) for count in self.counts]
-        return [function(share) for function, share in zip(self.functions, shares, strict=True)]
+        return self.join([function(share) for function, share in zip(self.functions, shares, strict=True)])
 
 
-@dataclass(frozen=True)
-class _JoinCollected:
-    """A picklable collect function for the parts of several futures in a row: collect each its own way, then join."""
-
-    collect: _ByShare
-
-    def __call__(self, values: list[Any]) -> DataProto:
-        return DataProto.concat(self.collect(values))
+def _flat(lists: list[Values]) -> Values:
+    return [value for values in lists for value in values]
 
 
-@dataclass(frozen=True)
-class _GetEach:
-    """A getter for the parts of several futures in a row. Each waits with its own, which knows whose parts they are."""
+@dataclass(eq=False)
+class _Applied:
+    """The part of a future that came from `then`: what a function makes of a future's result, computed once."""
 
-    get: _ByShare
+    future: DataProtoFuture
+    function: Callable[[Any], Any]
 
-    def __call__(self, parts: list[Any]) -> list[Any]:
-        return [value for values in self.get(parts) for value in values]
+    @cached_property
+    def value(self) -> Any:
+        return self.function(self.future.get())
+
+
+def _apply(parts: list[_Applied]) -> list[Any]:
+    return [part.value for part in parts]
+
+
+def _as_they_are(parts: list[Any]) -> list[Any]:
+    return parts
+
+
+def _only_one(values: list[Any]) -> Any:
+    return values[0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,23 +81,33 @@ class DataProtoFuture:
     which holds neither references nor the getter and is picklable when `collect_fn` is.
     """
 
-    parts: list[Any]
-    collect_fn: Callable[[list[Any]], Any]
-    getter: Callable[[list[Any]], list[Any]]
+    parts: Values
+    collect_fn: Collect
+    getter: Getter
     selection: tuple[int, int] | None = None
 
     @property
-    def resolver(self) -> Callable[[list[Any]], Any]:
+    def resolver(self) -> Collect:
         """The function from the values of `parts` to what `get` gives."""
         return self.collect_fn if self.selection is None else _TakeChunk(self.collect_fn, *self.selection)
 
-    def resolve(self, values: list[Any]) -> Any:
-        """What `get` gives, from the values of `parts`."""
-        return self.resolver(values)
-
     def get(self) -> Any:
         """Wait for all parts, collect them, keep the selected rows."""
-        return self.resolve(self.getter(self.parts))
+        return self.resolver(self.getter(self.parts))
+
+    @staticmethod
+    def of(value: Any) -> DataProtoFuture:
+        """The future of something that is there already."""
+        return DataProtoFuture([value], _only_one, _as_they_are)
+
+    def then(self, function: Callable[[Any], Any]) -> DataProtoFuture:
+        """The future of `function(result)`; waits for nothing.
+
+        The first `get` waits and calls the function, in the process that asks; later ones give the same object again.
+        After an error, of the result or of the function, the next `get` tries again. A worker group that gets such a
+        future as an argument has the driver wait for it, as only the driver has the function.
+        """
+        return DataProtoFuture([_Applied(self, function)], _only_one, _apply)
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
         """`chunks` futures of equal, consecutive row ranges; waits for nothing.
@@ -100,7 +125,8 @@ class DataProtoFuture:
             raise ValueError("DataProtoFuture.concat got an empty list; give it at least one future.")
         counts = tuple(len(future.parts) for future in futures)
         return DataProtoFuture(
-            parts=[part for future in futures for part in future.parts],
-            collect_fn=_JoinCollected(_ByShare(tuple(future.resolver for future in futures), counts)),
-            getter=_GetEach(_ByShare(tuple(future.getter for future in futures), counts)),
+            parts=_flat([future.parts for future in futures]),
+            collect_fn=_Joined(tuple(future.resolver for future in futures), counts, DataProto.concat),
+            # Each waits with its own, which knows whose parts they are.
+            getter=_Joined(tuple(future.getter for future in futures), counts, _flat),
         )

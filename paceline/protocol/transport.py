@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +18,7 @@ class Sent:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         if self.tensor.layout != torch.strided:
             raise DataError(f"a tensor of layout {self.tensor.layout} can't be sent; make it dense first.")
         tensor = self.tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -41,12 +39,14 @@ def _tensor_over(array: np.ndarray, dtype: torch.dtype) -> Tensor:
     return torch.from_dlpack(array).view(dtype)
 
 
-def with_tensors_sent(value: Any) -> Any:
+def with_tensors_sent(value: object) -> object:
     """The same containers, with their tensors ready to be pickled."""
     if isinstance(value, Tensor):
         return Sent(value)
     if type(value) is dict:
         return {key: with_tensors_sent(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(with_tensors_sent, value))
+    if type(value) is list:
+        return [with_tensors_sent(item) for item in value]
+    if type(value) is tuple:
+        return tuple(with_tensors_sent(item) for item in value)
     return value

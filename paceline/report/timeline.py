@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.files import append_whole, keep_old
+from paceline.report.json_lines import Row
 
 HEAD = b'{"displayTimeUnit":"ms","traceEvents":[\n'
 TAIL = b"\n]}\n"
@@ -27,20 +28,31 @@ Span = tuple[float, float]
 """Start and end, in seconds since the epoch."""
 
 
-class CallRecord(Protocol):
+class FinishedCall(Protocol):
     """One finished remote call."""
 
-    pool: str
-    process_roles: str
-    """All roles of the process, joined by +."""
-    role: str
-    rank: int
-    pid: int
-    node: str
-    method: str
-    start: float
-    end: float
-    tag: dict[str, Any]
+    @property
+    def pool(self) -> str: ...
+    @property
+    def process_roles(self) -> str:
+        """All roles of the process, joined by +."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def start(self) -> float: ...
+    @property
+    def end(self) -> float: ...
+    @property
+    def tag(self) -> Mapping[str, object]: ...
 
 
 class TimelineWriter:
@@ -50,18 +62,20 @@ class TimelineWriter:
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         keep_old(self._path)
-        self._pending: list[dict[str, Any]] = []
-        self._rows: dict[tuple[Any, ...], int] = {}
+        self._pending: list[Mapping[str, object]] = []
+        self._rows: dict[tuple[str | int, ...], int] = {}
         self._is_empty = True
         self._path.write_bytes(HEAD + TAIL)
 
-    def add(self, records: Iterable[CallRecord]) -> None:
+    def add(self, records: Iterable[FinishedCall]) -> None:
         """Take finished remote calls, in any order."""
         for record in records:
             args = {"role": record.role, "rank": record.rank, "pool": record.pool, **record.tag}
             self._add_span(self._worker_row(record), record.method, record.start, record.end, args)
 
-    def add_span(self, row_name: str, name: str, start: float, end: float, args: dict[str, Any] | None = None) -> None:
+    def add_span(
+        self, row_name: str, name: str, start: float, end: float, args: Mapping[str, object] | None = None
+    ) -> None:
         """Take a span of the driver's own, such as a phase of the loop, on the row called `row_name`."""
         row = self._row((DRIVER, row_name), row_name)
         self._add_span(row, name, start, end, {"pool": DRIVER, **(args or {})})
@@ -88,12 +102,12 @@ class TimelineWriter:
         """Flush; nothing is held open between flushes."""
         self.flush()
 
-    def _worker_row(self, record: CallRecord) -> int:
+    def _worker_row(self, record: FinishedCall) -> int:
         return self._row(
             (record.pool, record.node, record.pid), f"{record.pool} {record.process_roles} rank {record.rank}"
         )
 
-    def _row(self, key: tuple[Any, ...], name: str) -> int:
+    def _row(self, key: tuple[str | int, ...], name: str) -> int:
         """The number of a row, made at first sight: a process in the trace, with a single thread."""
         if key not in self._rows:
             # Numbers start at 1: viewers take process 0 for the operating system's idle task.
@@ -102,7 +116,7 @@ class TimelineWriter:
                 self._pending.append({"ph": "M", "name": kind, "pid": number, "tid": number, "args": {"name": name}})
         return self._rows[key]
 
-    def _add_span(self, row: int, name: str, start: float, end: float, args: dict[str, Any]) -> None:
+    def _add_span(self, row: int, name: str, start: float, end: float, args: Mapping[str, object]) -> None:
         begin = round(start * 1e6)
         # The difference of rounded times, so that a span never reaches into the one that follows it.
         duration = round(end * 1e6) - begin
@@ -111,7 +125,7 @@ class TimelineWriter:
         )
 
 
-def read_events(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_events(path: str | os.PathLike[str]) -> list[Row]:
     """The spans of a timeline file, without the events that only name rows."""
     trace = json.loads(Path(path).read_bytes())
     return [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -135,7 +149,7 @@ def busy_seconds(spans: Sequence[Span], start: float, end: float) -> float:
     return sum(max(0.0, min(span_end, end) - max(span_start, start)) for span_start, span_end in merge_spans(spans))
 
 
-def _span(event: dict[str, Any]) -> Span:
+def _span(event: Row) -> Span:
     return event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
 
 

@@ -7,19 +7,20 @@ A line of metrics.jsonl is `{"step": 3, "actor/pg_loss": -0.02, ...}`; see `json
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from paceline.config.checks import check_loggers
 from paceline.errors import ConfigError
 from paceline.files import append_whole, keep_old, write_atomically
 from paceline.log_file import SAMPLES_LOGGER
-from paceline.report.json_lines import json_line, plain
+from paceline.report.json_lines import Row, cut_back, json_line, plain, row_of_step
+from paceline.report.samples import evenly_chosen
+from paceline.report.validation_metrics import HEADLINE, headlines
 from paceline.run_folder import METRICS_FILE, TENSORBOARD_FOLDER, WANDB_RUN_ID_FILE
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ CONSOLE_WIDTH = 80
 class Tracker(Protocol):
     """One place that metrics go to. Values are plain Python: numbers, strings, lists."""
 
-    def log(self, metrics: dict[str, Any], step: int) -> None: ...
+    def log(self, metrics: Row, step: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -48,7 +49,7 @@ class Tracker(Protocol):
 class TextTracker(Tracker, Protocol):
     """One that can also show texts: `rows` are those of `dumps.generation_rows`."""
 
-    def show(self, rows: Sequence[Mapping[str, Any]], step: int) -> None: ...
+    def show(self, rows: Sequence[Row], step: int) -> None: ...
 
 
 class Tracking:
@@ -68,7 +69,7 @@ class Tracking:
         *,
         resume_step: int | None = None,
         total_steps: int | None = None,
-        config: dict[str, Any] | None = None,
+        config: Mapping[str, object] | None = None,
     ) -> None:
         if problems := list(check_loggers(loggers)):
             raise ConfigError(problems)
@@ -87,7 +88,7 @@ class Tracking:
         self._trackers += self._text_trackers
         logger.info("metrics of %s/%s go to %s", project_name, experiment_name, folder / METRICS_FILE)
 
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
+    def log(self, metrics: Mapping[str, object], step: int) -> None:
         """Write the metrics of `step`: once per step, in rising order."""
         if self._jsonl.last_step is not None and step <= self._jsonl.last_step:
             raise ValueError(
@@ -98,13 +99,9 @@ class Tracking:
         for tracker in self._trackers:
             tracker.log(plain_metrics, step)
 
-    def show_generations(self, rows: Sequence[Mapping[str, Any]], step: int, count: int) -> None:
-        """Show `count` of a validation's responses in the log and in every tracker that can show text.
-
-        They are spread evenly over `rows`, so that each validation of a run shows the same prompts.
-        """
-        count = min(count, len(rows))
-        chosen = [rows[place * len(rows) // count] for place in range(count)]
+    def show_generations(self, rows: Sequence[Row], step: int, count: int) -> None:
+        """Show `count` of a validation's responses in the log and in every tracker that can show text."""
+        chosen = [rows[row] for row in evenly_chosen(len(rows), count)]
         for row in chosen:
             logging.getLogger(SAMPLES_LOGGER).info("step %d validation\n%s", step, _as_text(row))
         for tracker in self._text_trackers if chosen else ():
@@ -129,11 +126,11 @@ class JsonlTracker:
         if resume_step is None:
             keep_old(path)
         elif path.exists():
-            self.last_step = _cut_back(path, resume_step)
+            self.last_step = next((row["step"] for row in reversed(cut_back(path, resume_step))), None)
         # Unbuffered, and a line is one write: what a killed process had logged is in the file.
         self._file = path.open("ab", buffering=0)
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log(self, metrics: Row, step: int) -> None:
         append_whole(self._file, json_line({"step": step, **metrics}))
         self.last_step = step
 
@@ -147,7 +144,7 @@ class ConsoleTracker:
     def __init__(self, total_steps: int | None = None) -> None:
         self._total_steps = total_steps
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log(self, metrics: Row, step: int) -> None:
         logger.info("%s", console_line(metrics, step, self._total_steps))
 
     def close(self) -> None:
@@ -165,13 +162,13 @@ class TensorBoardTracker:
         purge_step = None if resume_step is None else resume_step + 1
         self._writer = SummaryWriter(log_dir=str(folder), purge_step=purge_step)
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log(self, metrics: Row, step: int) -> None:
         for name, value in metrics.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
-    def show(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+    def show(self, rows: Sequence[Row], step: int) -> None:
         for number, row in enumerate(rows, 1):
             # TensorBoard reads Markdown, where an indented block stands as it is.
             text = "\n".join(f"    {line}" for line in _as_text(row).splitlines())
@@ -189,7 +186,7 @@ class WandbTracker:
     those after its checkpoint: so the step is a metric of its own, `global_step`, by which the others are drawn.
     """
 
-    def __init__(self, folder: Path, project: str, name: str, config: dict[str, Any], resumed: bool) -> None:
+    def __init__(self, folder: Path, project: str, name: str, config: Mapping[str, object], resumed: bool) -> None:
         import wandb  # an extra
 
         id_file = folder / WANDB_RUN_ID_FILE
@@ -203,7 +200,7 @@ class WandbTracker:
             project=project,
             name=name,
             dir=folder,
-            config=config,
+            config=dict(config),
             id=id_file.read_text().strip(),
             resume="allow" if resumed else None,
             settings=wandb.Settings(silent=True),  # its banner and its summary; where the run is, is said here
@@ -214,11 +211,11 @@ class WandbTracker:
         self._run.define_metric("global_step", hidden=True)
         self._run.define_metric("*", step_metric="global_step")
 
-    def log(self, metrics: dict[str, Any], step: int) -> None:
+    def log(self, metrics: Row, step: int) -> None:
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
         self._run.log({**numbers, "global_step": step})
 
-    def show(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+    def show(self, rows: Sequence[Row], step: int) -> None:
         data = [[step, *_texts(row).values(), row["score"]] for row in rows]
         table = self._table(columns=["step", *_TEXTS, "score"], data=data)
         self._run.log({"val/generations": table, "global_step": step})
@@ -229,7 +226,7 @@ class WandbTracker:
         self._teardown()
 
 
-def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = None) -> str:
+def console_line(metrics: Row, step: int, total_steps: int | None = None) -> str:
     """The console's line of a step, of at most 80 columns; a metric that the step does not have is left out.
 
     Of validation it shows the accuracy, and the reward only of sources that have no accuracy.
@@ -239,11 +236,7 @@ def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = N
     """
     begin = f"step {step}" if total_steps is None else f"step {step}/{total_steps}"
     validated = [
-        _validation_part(name, value)
-        for name, value in metrics.items()
-        if name.startswith("val-core/")
-        and isinstance(value, int | float)
-        and ("/reward/" not in name or name.replace("/reward/", "/acc/") not in metrics)
+        _validation_part(name, value) for name in headlines(metrics) if isinstance(value := metrics[name], int | float)
     ]
     measured = [
         template.format(metrics[name])
@@ -263,15 +256,15 @@ def console_line(metrics: dict[str, Any], step: int, total_steps: int | None = N
 
 def _validation_part(name: str, value: float) -> str:
     """A metric such as val-core/openai/gsm8k/acc/mean@4, short."""
-    *source, metric, mean = name.removeprefix("val-core/").split("/")
+    *source, metric, mean = name.removeprefix(HEADLINE).split("/")
     samples = mean.removeprefix("mean")
     return f"val {source[-1] if source else name} {metric}{'' if samples == '@1' else samples} {value:.3f}"
 
 
-def read_metrics(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """The lines of a metrics.jsonl, in their order; a line that a killed run left half written is passed over."""
     with open(path, "rb") as file:
-        return [metrics for line in file if (metrics := _parse(line)) is not None]
+        return [metrics for line in file if (metrics := row_of_step(line)) is not None]
 
 
 _TEXTS = ("data_source", "prompt", "response", "ground_truth")
@@ -279,33 +272,10 @@ _LONGEST_GROUND_TRUTH = 500
 """Characters shown: the tests of a programming task may be megabytes."""
 
 
-def _texts(row: Mapping[str, Any]) -> dict[str, str]:
+def _texts(row: Row) -> dict[str, str]:
     texts = {name: str(row[name]) for name in _TEXTS}
     return texts | {"ground_truth": texts["ground_truth"][:_LONGEST_GROUND_TRUTH]}
 
 
-def _as_text(row: Mapping[str, Any]) -> str:
+def _as_text(row: Row) -> str:
     return "\n".join([*(f"[{name}] {text}" for name, text in _texts(row).items()), f"[score] {row['score']:g}"])
-
-
-def _cut_back(path: Path, resume_step: int) -> int | None:
-    """Keep the lines up to `resume_step`; gives the last step kept. A crash on the way leaves the old file."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    parsed = [(line, _parse(line)) for line in lines]
-    kept = [(line, metrics["step"]) for line, metrics in parsed if metrics and metrics["step"] <= resume_step]
-    if len(kept) < len(lines):
-        write_atomically(path, b"".join(line for line, _ in kept))
-        logger.info("cut %d lines after step %d off %s", len(lines) - len(kept), resume_step, path)
-    last_step = kept[-1][1] if kept else None
-    if last_step != resume_step:
-        logger.warning("%s has no line of step %d, the step resumed from; its last is %s", path, resume_step, last_step)
-    return last_step
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The metrics of one line, or None if it was not written to its end."""
-    try:
-        metrics = json.loads(line)
-    except ValueError:
-        return None
-    return metrics if line.endswith(b"\n") and isinstance(metrics, dict) and "step" in metrics else None

@@ -1,9 +1,10 @@
-"""The rule's score and the reward model's score of a row, added by the weights of its source."""
+"""The score of a row, put together: the rule's and the reward model's, by the weights of its source, and the penalty of
+a long response. Nothing else adds up scores."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,36 +12,56 @@ import torch
 from paceline.config.reward import DEFAULT_SOURCE, SourceWeights
 from paceline.errors import RewardError
 
-__all__ = ["Weights", "add_model_scores", "at_last_token", "combine_scores", "source_weights", "uses_model"]
+__all__ = [
+    "UNSHAPED_SCORE",
+    "Overlong",
+    "Weights",
+    "add_model_scores",
+    "at_last_token",
+    "combine_scores",
+    "overlong_penalty",
+    "rows_of_model",
+    "source_weights",
+    "uses_model",
+]
 
 Weights = Mapping[str, SourceWeights | Mapping[str, float]]
 """As `reward_model.weights`: by data_source, `{"rule": 1.0, "model": 0.2}`."""
 
 MODEL_ALONE = SourceWeights(rule=0.0, model=1.0)
 
+UNSHAPED_SCORE = "unshaped_score"
+"""The column of what the rule gave, before the penalty of a long response."""
 
-def source_weights(source: Any, has_rule: bool, weights: Weights) -> SourceWeights:
+
+def source_weights(source: object, has_rule: bool, weights: Weights) -> SourceWeights:
     """The weights of a row: those of its source; else the model alone if it has no rule, `default` if it has.
 
     >>> source_weights("gsm8k", True, {"default": {"model": 0.2}})
     SourceWeights(rule=1.0, model=0.2)
     """
-    named = weights.get(source)
+    named = weights.get(source) if isinstance(source, str) else None
     if named is None:
         named = weights.get(DEFAULT_SOURCE, SourceWeights()) if has_rule else MODEL_ALONE
     return named if isinstance(named, SourceWeights) else SourceWeights(**named)
 
 
-def uses_model(source: Any, has_rule: bool, weights: Weights) -> bool:
+def uses_model(source: object, has_rule: bool, weights: Weights) -> bool:
     """Whether the model's score matters for a row."""
     return source_weights(source, has_rule, weights).model > 0
+
+
+def rows_of_model(sources: Sequence[object], has_rule: Sequence[bool] | np.ndarray, weights: Weights) -> np.ndarray:
+    """`uses_model` of each row, bool (batch,)."""
+    rows = zip(sources, has_rule, strict=True)
+    return np.array([uses_model(source, bool(rule), weights) for source, rule in rows], dtype=bool)
 
 
 def combine_scores(
     rule_scores: torch.Tensor,
     has_rule: Sequence[bool] | np.ndarray | torch.Tensor,
     rm_scores: torch.Tensor,
-    sources: Sequence[Any],
+    sources: Sequence[object],
     weights: Weights,
     *,
     penalty: torch.Tensor | None = None,
@@ -77,7 +98,7 @@ def add_model_scores(
     rm_scores: torch.Tensor,
     *,
     mask: torch.Tensor,
-    sources: Sequence[Any],
+    sources: Sequence[object],
     weights: Weights,
     require_finite: bool = True,
 ) -> tuple[torch.Tensor, dict[str, np.ndarray]]:
@@ -92,8 +113,7 @@ def add_model_scores(
     combined = combine_scores(
         scores, info["has_rule"], rm_scores, sources, weights, penalty=penalty, require_finite=require_finite
     )
-    used = [uses_model(source, bool(rule), weights) for source, rule in zip(sources, info["has_rule"], strict=True)]
-    has_score = np.array(used, dtype=bool) & mask.bool().any(dim=-1).cpu().numpy()
+    has_score = rows_of_model(sources, info["has_rule"], weights) & mask.bool().any(dim=-1).cpu().numpy()
     model_score = np.where(has_score, rm_scores.sum(dim=-1).float().cpu().numpy(), np.nan).astype(np.float32)
     return combined, {**info, "score": combined.sum(dim=-1).cpu().numpy(), "model_score": model_score}
 
@@ -109,3 +129,34 @@ def at_last_token(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     positions = torch.arange(mask.shape[-1], device=mask.device)
     is_last = mask & (positions == (mask * positions).argmax(dim=-1, keepdim=True))
     return torch.where(is_last, values.to(mask.device, torch.float32).unsqueeze(-1), 0.0)
+
+
+@dataclass(frozen=True)
+class Overlong:
+    """DAPO's soft overlong punishment: a response loses the more, the nearer it comes to the length limit."""
+
+    max_len: int
+    buffer_len: int
+    penalty_factor: float = 1.0
+    log: bool = False
+    """Whether it is reported in the metrics."""
+
+    def add_to(self, info: dict[str, np.ndarray], lengths: torch.Tensor) -> dict[str, np.ndarray]:
+        """A RewardManager's `reward_extra_info` with the penalty of responses of these lengths (batch,) in `score`."""
+        penalty = overlong_penalty(lengths, self.max_len, self.buffer_len, self.penalty_factor).numpy()
+        shaped = {"score": info["score"] + penalty, UNSHAPED_SCORE: info["score"], "overlong_penalty": penalty}
+        info = {**info, **shaped}
+        return {**info, "overlong": (lengths > self.max_len - self.buffer_len).numpy()} if self.log else info
+
+
+def overlong_penalty(lengths: torch.Tensor, max_len: int, buffer_len: int, penalty_factor: float) -> torch.Tensor:
+    """What is added to the scores of responses of these lengths (batch,), in tokens: 0 or less.
+
+    0 up to max_len - buffer_len tokens, then linearly down to -penalty_factor at max_len and beyond (Yu et al. 2025,
+    arXiv:2503.14476, equation 13).
+
+    >>> overlong_penalty(torch.tensor([80, 90, 100, 120]), max_len=100, buffer_len=20, penalty_factor=1.0)
+    tensor([ 0.0000, -0.5000, -1.0000, -1.0000])
+    """
+    left = (max_len - buffer_len - lengths).clamp(-buffer_len, 0)
+    return left.float() / buffer_len * penalty_factor

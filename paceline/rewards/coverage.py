@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.reward import DEFAULT_SOURCE
 from paceline.errors import ConfigError, DataError, UnknownDataSourceError
-from paceline.rewards.combine import Weights, uses_model
-from paceline.rewards.scorers import MODEL_SOURCES
+from paceline.rewards.by_source import MODEL_SOURCES
+from paceline.rewards.combine import Weights, rows_of_model, uses_model
 from paceline.text import did_you_mean
 
 __all__ = ["Coverage", "ground_truth", "wants_model"]
@@ -19,12 +19,12 @@ __all__ = ["Coverage", "ground_truth", "wants_model"]
 logger = logging.getLogger(__name__)
 
 
-def ground_truth(reward_model: Any) -> Any:
+def ground_truth(reward_model: object) -> object:
     """The ground truth in a row's `reward_model`, or None."""
     return reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
 
 
-def wants_model(reward_model: Any) -> bool:
+def wants_model(reward_model: object) -> bool:
     """Whether a row says itself that a reward model scores it."""
     return isinstance(reward_model, dict) and reward_model.get("style") == "model"
 
@@ -33,8 +33,8 @@ def wants_model(reward_model: Any) -> bool:
 class Coverage:
     """Rows of a batch or a dataset, and what there is to score them."""
 
-    sources: Sequence[Any]
-    reward_models: Sequence[Any]
+    sources: Sequence[object]
+    reward_models: Sequence[object]
     has_rule: Sequence[bool]
     known: Collection[str]
     """Sources that have a scorer."""
@@ -83,12 +83,11 @@ class Coverage:
 
     def refuse_idle_model(self) -> None:
         """Raise if there is a model that no row uses; warn of weights for sources that no row has."""
-        pairs = list(zip(self.sources, self.has_rule, strict=True))
-        if not any(uses_model(source, has_rule, self.weights) for source, has_rule in pairs):
+        if not rows_of_model(self.sources, self.has_rule, self.weights).any():
             name = next((source for source in self.sources if source is not None), DEFAULT_SOURCE)
             raise ConfigError(
-                f"reward_model.enable=True, but the model scores none of the {len(pairs)} rows: all have a rule, and "
-                "reward_model.weights gives the model no weight. Set "
+                f"reward_model.enable=True, but the model scores none of the {len(self.sources)} rows: all have a "
+                "rule, and reward_model.weights gives the model no weight. Set "
                 f"'reward_model.weights={{{name}: {{rule: 1.0, model: 0.2}}}}', or reward_model.enable=False."
             )
         idle = sorted(set(self.weights) - {DEFAULT_SOURCE} - set(self.sources))
@@ -108,7 +107,7 @@ class Coverage:
             return uses_model(source, False, self.weights)
         return source is None or source in MODEL_SOURCES or source in self.known or wants_model(reward_model)
 
-    def _counts(self, names: dict[Any, int]) -> str:
+    def _counts(self, names: Mapping[Any, int]) -> str:
         return ", ".join(f"{name!r} ({count} of {len(self.sources)} rows)" for name, count in names.items())
 
     def _known(self) -> str:

@@ -1,4 +1,4 @@
-"""A reward function of the user's, from a Python file."""
+"""The user's reward function from a Python file: `custom_reward_function` of a configuration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.rewards.function_server import import_file
-from paceline.rewards.functions import RewardFunction
+from paceline.external import import_file
+from paceline.rewards.scorer import RewardFunction
 from paceline.text import did_you_mean
 
 __all__ = ["CustomReward", "load_custom_reward"]
@@ -20,19 +19,19 @@ __all__ = ["CustomReward", "load_custom_reward"]
 class CustomReward(RewardFunction):
     """A function of a file. Pickled, it is the file's name; the file is imported by whoever calls the function."""
 
-    def __init__(self, fn: Callable[..., Any], path: Path, name: str, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, fn: Callable[..., object], path: Path, name: str, kwargs: Mapping[str, object]) -> None:
         super().__init__(fn, kwargs, what=f"custom_reward_function ({path})")
         self.path = path
         self.name = name
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "fn"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         _require_file(self.path)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         if name != "fn":
             raise AttributeError(name)
         self.fn = getattr(_import(self.path), self.name)
@@ -43,7 +42,7 @@ class CustomReward(RewardFunction):
 
 
 def load_custom_reward(
-    path: str | Path, name: str = "compute_score", reward_kwargs: Mapping[str, Any] | None = None
+    path: str | Path, name: str = "compute_score", reward_kwargs: Mapping[str, object] | None = None
 ) -> CustomReward:
     """The function `name` of the file `path`, after a check that it takes the keywords of one of the two forms.
 
@@ -70,6 +69,6 @@ def _require_file(file: Path) -> None:
 
 def _import(file: Path) -> ModuleType:
     try:
-        return import_file(file, file.stat().st_mtime_ns)
+        return import_file(file, "paceline_custom_reward")
     except Exception as error:
         raise ConfigError(f"custom_reward_function.path={str(file)!r}: importing it failed: {error!r}.") from error

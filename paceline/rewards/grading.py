@@ -6,90 +6,41 @@ import logging
 import math
 import reprlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from paceline.errors import PacelineError, RewardError
-from paceline.rewards.function_server import Call
-from paceline.rewards.functions import RewardFunction, Row, attempt, one_each, pickled, settle
-from paceline.rewards.killable import function_process
-from paceline.rewards.scorers import Scorer
+from paceline.rewards.scorer import Row, RowScorer
 
-__all__ = ["Grader", "OnError", "grade_all", "grader_of_function", "grader_of_scorer"]
+__all__ = ["OnError", "grade_all"]
 
 logger = logging.getLogger(__name__)
 
 OnError = Literal["raise", "retry", "zero_and_count"]
-Result = dict[str, Any] | Exception
+Result = dict[str, object]
 
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class Grader:
-    """Grades rows of one kind."""
-
-    grade: Callable[[Sequence[Row]], list[Any]]
-    """A result for each row, not checked yet; an exception stands for a failure."""
-    together: bool = False
-    """Rows belong together: if one fails, all are graded again."""
-    timeouts_fail: bool = False
-    """A TimeoutError is a failure, as of a service that does not answer. Else it is a verdict: the answer was too hard
-    to compare in time, and would be again."""
-
-
-def grader_of_function(function: RewardFunction, timeout_seconds: float | None = None) -> Grader:
-    """The user's function for all rows, with a time-out for each call."""
-    grade = partial(function.grade, timeout_seconds=timeout_seconds)
-    return Grader(grade, together=function.is_batch, timeouts_fail=True)
-
-
-def grader_of_scorer(scorer: Scorer, timeout_seconds: float | None = None) -> Grader:
-    """The rule of a source. The time-out is for each call of a rule of the user's; ours end by themselves."""
-    has_deadline = timeout_seconds is not None and not _is_ours(scorer.one)
-
-    def grade(rows: Sequence[Row]) -> list[Any]:
-        columns = [
-            [row.solution_str for row in rows],
-            [row.ground_truth for row in rows],
-            [row.extra_info for row in rows],
-        ]
-        if scorer.many is not None:
-            [results] = call_all(scorer.many, [(tuple(columns), {})])
-            return one_each(results, len(rows))
-        names = ("solution_str", "ground_truth", "extra_info")
-        return call_all(scorer.one, [((), dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)])
-
-    def call_all(fn: Callable[..., Any], calls: list[Call]) -> list[Any]:
-        if has_deadline and timeout_seconds is not None:
-            return function_process(pickled(fn)).call_all(calls, timeout_seconds)
-        return settle([attempt(fn, *args, **kwargs) for args, kwargs in calls])
-
-    return Grader(grade, timeouts_fail=has_deadline)
-
-
-def _is_ours(fn: Callable[..., Any]) -> bool:
-    while isinstance(fn, partial):
-        fn = fn.func
-    return (getattr(fn, "__module__", None) or "").startswith("paceline.")
-
-
 def grade_all(
-    groups: Sequence[tuple[Grader, dict[int, Row]]], on_error: OnError | None, max_retries: int
-) -> dict[int, dict[str, Any]]:
+    groups: Sequence[tuple[RowScorer, dict[int, Row]]],
+    on_error: OnError | None,
+    max_retries: int,
+    timeout_seconds: float | None,
+) -> dict[int, Result]:
     """By place in the batch, a dict with a finite `score` for every row; `grader_error` marks those that failed.
 
     `raise`: the first failure is a RewardError. `retry`: what fails is graded again up to max_retries times, after
-    growing pauses, and `retries` of a row says how often. None: a RewardError if all rows fail.
+    growing pauses, and `retries` of a row says how often. None: a RewardError if all rows fail. `timeout_seconds` is
+    for each call of a function of the user's.
     """
-    results: dict[int, dict[str, Any]] = {}
+    results: dict[int, Result] = {}
     failures: dict[int, Exception] = {}
     rows = {place: row for _, group in groups for place, row in group.items()}
-    for grader, group in groups:
-        graded, retries = _grade_group(grader, list(group.values()), max_retries if on_error == "retry" else 0)
+    for scorer, group in groups:
+        retries_left = max_retries if on_error == "retry" else 0
+        graded, retries = _grade_group(scorer, list(group.values()), retries_left, timeout_seconds)
         for place, result, count in zip(group, graded, retries, strict=True):
             if isinstance(result, Exception):
                 failures[place] = result
@@ -112,9 +63,16 @@ def grade_all(
     return results
 
 
-def _grade_group(grader: Grader, rows: Sequence[Row], max_retries: int) -> tuple[list[Result], list[int]]:
+def _grade_group(
+    scorer: RowScorer, rows: Sequence[Row], max_retries: int, timeout_seconds: float | None
+) -> tuple[list[Result | Exception], list[int]]:
     """Results, and how many further attempts each took."""
-    results = _graded(grader, rows)
+
+    def graded(rows: Sequence[Row]) -> list[Result | Exception]:
+        timeouts_fail = scorer.timeouts_fail(timeout_seconds)
+        return [_checked(result, timeouts_fail) for result in scorer.grade(rows, timeout_seconds)]
+
+    results = graded(rows)
     retries = [0] * len(rows)
     for number in range(max_retries):
         failed = [place for place, result in enumerate(results) if _may_pass(result)]
@@ -126,23 +84,19 @@ def _grade_group(grader: Grader, rows: Sequence[Row], max_retries: int) -> tuple
             len(failed), len(rows), number + 1, max_retries, pause, results[failed[0]],
         )  # fmt: skip
         time.sleep(pause)
-        again = list(range(len(rows))) if grader.together else failed
-        for place, result in zip(again, _graded(grader, [rows[place] for place in again]), strict=True):
+        again = list(range(len(rows))) if scorer.together else failed
+        for place, result in zip(again, graded([rows[place] for place in again]), strict=True):
             results[place] = result
             retries[place] += 1
     return results, retries
 
 
-def _graded(grader: Grader, rows: Sequence[Row]) -> list[Result]:
-    return [_checked(result, grader.timeouts_fail) for result in grader.grade(rows)]
-
-
-def _may_pass(result: Result) -> bool:
+def _may_pass(result: Result | Exception) -> bool:
     """Whether another attempt may end better; our own errors are about the data or the machine, which don't change."""
     return isinstance(result, Exception) and not isinstance(result, PacelineError)
 
 
-def _checked(result: Any, timeouts_fail: bool) -> Result:
+def _checked(result: object, timeouts_fail: bool) -> Result | Exception:
     """A dict with a finite float `score`, or why there is none."""
     if isinstance(result, TimeoutError) and not timeouts_fail:
         return {"score": 0.0, "timeout": True}
@@ -150,13 +104,13 @@ def _checked(result: Any, timeouts_fail: bool) -> Result:
         return result
     if isinstance(result, BaseException):  # such as a cancelled task, which is no Exception
         return RuntimeError(f"the scorer ended with {result!r}")
-    values = dict(result) if isinstance(result, dict) else {"score": result}
+    values: dict[str, Any] = dict(result) if isinstance(result, dict) else {"score": result}
     try:
-        values["score"] = float(values["score"])
+        score = float(values["score"])
     except KeyError:
         return ValueError(f"the scorer returned a dict without `score`; it has {', '.join(map(str, values))}")
     except (TypeError, ValueError):
         return ValueError(f"the scorer returned {values['score']!r} as a score, which is no number")
-    if not math.isfinite(values["score"]):
-        return ValueError(f"the scorer returned the score {values['score']}")
-    return values
+    if not math.isfinite(score):
+        return ValueError(f"the scorer returned the score {score}")
+    return {**values, "score": score}

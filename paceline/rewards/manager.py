@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from paceline.config import PPOConfig
 from paceline.config.reward import read_weights
 from paceline.errors import DataError
-from paceline.rewards.combine import Weights, add_model_scores, at_last_token
+from paceline.rewards.by_source import code_scorers, registered_scorers
+from paceline.rewards.combine import Overlong, Weights, add_model_scores, at_last_token
 from paceline.rewards.coverage import Coverage, ground_truth, wants_model
-from paceline.rewards.functions import RewardFunction, Row
-from paceline.rewards.grading import Grader, OnError, grade_all, grader_of_function, grader_of_scorer
-from paceline.rewards.overlong import Overlong, overlong_penalty
-from paceline.rewards.report import extra_info_columns, reward_metrics, settle_accuracy
-from paceline.rewards.scorers import Scorer, registered_scorers
+from paceline.rewards.custom import load_custom_reward
+from paceline.rewards.graded_columns import extra_info_columns, reward_metrics, settle_accuracy
+from paceline.rewards.grading import OnError, grade_all
+from paceline.rewards.scorer import RewardFunction, Row, RowScorer, Scorer
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from paceline.protocol import DataProto
 
-__all__ = ["RewardManager"]
+__all__ = ["RewardManager", "make_reward_manager"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +43,7 @@ class RewardManager:
         tokenizer: decodes prompts and responses.
         num_examine: how many examples of each source every call writes to the log, or to stderr where logging is not
             set up; 0 for training, 1 for validation.
-        compute_score: grades every row instead of the scorers by source, in one of the forms of `rewards.functions`:
+        compute_score: grades every row instead of the scorers by source, in one of the forms of a `RewardFunction`:
             `fn(data_source, solution_str, ground_truth, extra_info) -> float` or a dict with `score`; or for a batch.
         reward_fn_key: the column that names the source.
         on_error: what happens when grading fails, as `reward_model.on_error`.
@@ -53,9 +56,9 @@ class RewardManager:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         num_examine: int,
-        compute_score: Callable[..., Any] | None = None,
+        compute_score: Callable[..., object] | None = None,
         reward_fn_key: str = "data_source",
         *,
         on_error: OnError | None = None,
@@ -78,7 +81,7 @@ class RewardManager:
         self.scorers = dict(scorers or {})
         self.overlong = overlong
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Scorers that were registered in this process are unknown in another: all go with the manager."""
         return {**vars(self), "scorers": self._known_scorers()}
 
@@ -111,45 +114,55 @@ class RewardManager:
             return rewards
         return {"reward_tensor": rewards, "reward_extra_info": info, "metrics": reward_metrics(sources, info)}
 
-    def has_rule(self, data_source: Any, reward_model: Any) -> bool:
+    def has_rule(self, data_source: object, reward_model: object) -> bool:
         """Whether a row is graded here: by the user's function, or by a known source that has a ground truth.
 
         Where there is a reward model, rows with `style: "model"` are its own.
         """
+        return self._has_rule(data_source, reward_model, self.weights is not None)
+
+    def _has_rule(self, data_source: object, reward_model: object, has_model: bool) -> bool:
         if self.compute_score is not None:
             return True
-        if self.weights is not None and wants_model(reward_model):
+        if has_model and wants_model(reward_model):
             return False
         return self._scorer(data_source) is not None and ground_truth(reward_model) is not None
 
+    def expect_model(self) -> None:
+        """Leave rows without a rule, and those with `style: "model"`, to a reward model from now on."""
+        if self.weights is None:
+            self.weights = {}
+
     def check(
         self,
-        data_sources: Sequence[Any],
-        reward_models: Sequence[Any],
+        data_sources: Sequence[object],
+        reward_models: Sequence[object],
         has_model: bool = False,
         validation: bool = False,
     ) -> None:
         """Raise now, not in the middle of a run, if some rows have no score, or a model or a scorer can't do its part.
 
-        With `has_model`, rows without a rule are a reward model's from now on. Data for validation need not use it.
+        With `has_model`, as if a reward model were expected. Data for validation need not use it.
         """
-        if has_model and self.weights is None:
-            self.weights = {}
-        coverage = self._coverage(data_sources, reward_models, has_model)
+        has_rule = [
+            self._has_rule(*row, has_model or self.weights is not None)
+            for row in zip(data_sources, reward_models, strict=True)
+        ]
+        coverage = self._coverage(data_sources, reward_models, has_rule, has_model)
         coverage.refuse_unscored()
         if has_model and not validation:
             coverage.refuse_idle_model()
         if self.compute_score is None:
-            graded = {source for source, rule in zip(data_sources, coverage.has_rule, strict=True) if rule}
+            graded = {source for source, rule in zip(data_sources, has_rule, strict=True) if rule}
             checks = [scorer.check for source in graded if (scorer := self._scorer(source)) and scorer.check]
             for check in dict.fromkeys(checks):
                 check()
 
     def check_truths(
         self,
-        data_sources: Sequence[Any],
-        reward_models: Sequence[Any],
-        truth_of: Callable[[int], Any],
+        data_sources: Sequence[object],
+        reward_models: Sequence[object],
+        truth_of: Callable[[int], object],
         place_of: Callable[[int], str] = "row {}".format,
     ) -> None:
         """Raise a DataError that lists rows whose ground truth their scorer could not use.
@@ -171,12 +184,15 @@ class RewardManager:
                 f"{len(problems)} of {len(data_sources)} rows have a ground truth that can't be used:\n{shown}{more}"
             )
 
-    def _coverage(self, sources: Sequence[Any], reward_models: Sequence[Any], has_model: bool) -> Coverage:
-        has_rule = [self.has_rule(*pair) for pair in zip(sources, reward_models, strict=True)]
+    def _coverage(
+        self, sources: Sequence[object], reward_models: Sequence[object], has_rule: Sequence[bool], has_model: bool
+    ) -> Coverage:
         known = self._known_scorers()
         return Coverage(sources, reward_models, has_rule, known, self.weights or {}, has_model, self.reward_fn_key)
 
-    def _scorer(self, source: Any) -> Scorer | None:
+    def _scorer(self, source: object) -> Scorer | None:
+        if not isinstance(source, str):
+            return None
         return self.scorers.get(source) or registered_scorers().get(source)
 
     def _known_scorers(self) -> dict[str, Scorer]:
@@ -194,47 +210,37 @@ class RewardManager:
         return [Row(*values) for values in zip(*columns, strict=True)]
 
     def _grade(
-        self, rows: list[Row], reward_models: list[Any], mask: torch.Tensor, has_scores: bool
+        self, rows: list[Row], reward_models: list[object], mask: torch.Tensor, has_scores: bool
     ) -> dict[str, np.ndarray]:
         """The columns of `reward_extra_info`, before a model's scores."""
         has_model = self.weights is not None or has_scores
-        coverage = self._coverage([row.data_source for row in rows], reward_models, has_model)
-        coverage.refuse_unscored()
+        sources = [row.data_source for row in rows]
+        has_rule = [self.has_rule(*row) for row in zip(sources, reward_models, strict=True)]
+        self._coverage(sources, reward_models, has_rule, has_model).refuse_unscored()
         empty = (~mask.any(dim=-1)).tolist()
-        graded = {place: row for place, row in enumerate(rows) if coverage.has_rule[place] and not empty[place]}
-        results = grade_all(self._groups(graded), self.on_error, self.max_retries)
+        graded = {place: row for place, row in enumerate(rows) if has_rule[place] and not empty[place]}
+        results = grade_all(self._groups(graded), self.on_error, self.max_retries, self.timeout_seconds)
         ungraded = {"score": 0.0, "extracted": False}
         info = extra_info_columns(
             [
-                {**results.get(place, ungraded), "has_rule": coverage.has_rule[place], "empty": empty[place]}
+                {**results.get(place, ungraded), "has_rule": has_rule[place], "empty": empty[place]}
                 for place in range(len(rows))
             ]
         )
-        info = settle_accuracy([row.data_source for row in rows], info)
-        if self.overlong is not None:
-            self._punish_length(info, mask.sum(dim=-1), self.overlong)
-        return info
+        info = settle_accuracy(sources, info)
+        return info if self.overlong is None else self.overlong.add_to(info, mask.sum(dim=-1))
 
-    def _groups(self, rows: dict[int, Row]) -> list[tuple[Grader, dict[int, Row]]]:
+    def _groups(self, rows: dict[int, Row]) -> list[tuple[RowScorer, dict[int, Row]]]:
         """Rows with who grades them: the user's function all, scorers those of their source."""
         if self.compute_score is not None:
-            return [(grader_of_function(self.compute_score, self.timeout_seconds), rows)] if rows else []
-        by_source: dict[Any, dict[int, Row]] = {}
+            return [(self.compute_score, rows)] if rows else []
+        by_source: dict[object, dict[int, Row]] = {}
         for place, row in rows.items():
             by_source.setdefault(row.data_source, {})[place] = row
-        scorers = self._known_scorers()
-        return [(grader_of_scorer(scorers[source], self.timeout_seconds), group) for source, group in by_source.items()]
-
-    @staticmethod
-    def _punish_length(info: dict[str, np.ndarray], lengths: torch.Tensor, overlong: Overlong) -> None:
-        penalty = overlong_penalty(lengths, overlong.max_len, overlong.buffer_len, overlong.penalty_factor).numpy()
-        info["score"] = info["score"] + penalty
-        info["overlong_penalty"] = penalty
-        if overlong.log:
-            info["overlong"] = (lengths > overlong.max_len - overlong.buffer_len).numpy()
+        return [(scorer, group) for source, group in by_source.items() if (scorer := self._scorer(source))]
 
     def _show_examples(self, data: DataProto, rows: list[Row], info: dict[str, np.ndarray]) -> None:
-        shown: Counter[Any] = Counter()
+        shown: Counter[object] = Counter()
         prompt_length = data.batch["prompts"].shape[-1]
         for place, row in enumerate(rows):
             if shown[row.data_source] >= self.num_examine:
@@ -250,7 +256,7 @@ class RewardManager:
             )  # fmt: skip
 
 
-def _show(message: str, *values: Any) -> None:
+def _show(message: str, *values: object) -> None:
     """Log an example; on stderr where nobody has set logging up, since it was asked for."""
     if logger.hasHandlers() or logging.lastResort is None:
         logger.info(message, *values)
@@ -258,7 +264,36 @@ def _show(message: str, *values: Any) -> None:
         logging.lastResort.handle(logger.makeRecord(logger.name, logging.INFO, __file__, 0, message, values, None))
 
 
-def _cells(data: DataProto, key: str) -> list[Any]:
+def _cells(data: DataProto, key: str) -> list[object]:
     """A non-tensor column as a list; Nones if the batch has none."""
     column = data.non_tensor_batch.get(key)
-    return [None] * len(data.batch["responses"]) if column is None else list(column)
+    return [None] * len(data) if column is None else list(column)
+
+
+def make_reward_manager(
+    cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, num_examine: int, *, validation: bool = False
+) -> RewardManager:
+    """Rules by data_source, or the function that custom_reward_function names, with all that reward_model sets."""
+    custom, rewards = cfg.custom_reward_function, cfg.reward_model
+    has_model = rewards.enable and (rewards.validate or not validation)
+    return RewardManager(
+        tokenizer,
+        num_examine,
+        compute_score=load_custom_reward(custom.path, custom.name, custom.reward_kwargs) if custom.path else None,
+        reward_fn_key=cfg.data.reward_fn_key,
+        # Each process sees only its share of a batch: whether all of it failed is for the trainer to say.
+        on_error=rewards.on_error or "zero_and_count",
+        max_retries=rewards.max_retries,
+        timeout_seconds=rewards.timeout_seconds,
+        weights=rewards.weights if has_model else None,
+        scorers=code_scorers(rewards.sandbox),
+        overlong=_overlong(cfg),
+    )
+
+
+def _overlong(cfg: PPOConfig) -> Overlong | None:
+    buffer = cfg.reward_model.reward_kwargs.overlong_buffer_cfg
+    if not buffer.enable:
+        return None
+    max_len = cfg.reward_model.reward_kwargs.max_resp_len or cfg.data.max_response_length
+    return Overlong(max_len, buffer.len, buffer.penalty_factor, buffer.log)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from paceline.rollout.rollout_interface import (
     Completion,
+    Request,
     RolloutEngine,
     RolloutSpec,
     SamplingParams,
@@ -14,4 +15,12 @@ from paceline.rollout.rollout_interface import (
     register_rollout,
 )
 
-__all__ = ["Completion", "RolloutEngine", "RolloutSpec", "SamplingParams", "get_rollout", "register_rollout"]
+__all__ = [
+    "Completion",
+    "Request",
+    "RolloutEngine",
+    "RolloutSpec",
+    "SamplingParams",
+    "get_rollout",
+    "register_rollout",
+]

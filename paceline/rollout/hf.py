@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
+from paceline.rollout.batch_rollout import BatchRollout
 from paceline.rollout.model_rollout import ModelRollout
 from paceline.rollout.rollout_interface import Completion, SamplingParams, register_rollout
 from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 
 
 @register_rollout("hf")
-class HfRollout(ModelRollout):
+class HfRollout(BatchRollout, ModelRollout):
     """Works with every causal LM that transformers can generate from.
 
     Requests go in batches of `max_num_seqs` rows, each computed until its last row has ended. The same seed gives the

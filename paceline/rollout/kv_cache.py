@@ -41,7 +41,7 @@ class SlotCache(Cache):
             # of them at each step.
             dtype = computed[1].dtype
             self.buffers = [like.new_empty(0, like.shape[1], 0, like.shape[3], dtype=dtype) for like in computed]
-        if length > self.end or not len(self.buffers[0]):
+        if length > self.end or max(slots) >= len(self.buffers[0]):
             self._make_room(length)
         self.start = min(self.start, self.end - length)
         into, source = self._index(slots), self._index(sources)

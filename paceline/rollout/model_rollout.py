@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Self
 
 import torch
 from transformers import PreTrainedModel
 
 from paceline.rollout.rollout_interface import (
-    Completion,
     RolloutEngine,
     RolloutSpec,
-    SamplingParams,
-    check_finite,
-    check_requests,
     token_ids,
+    whole_state,
 )
-from paceline.rollout.weights import whole_state
 
 
 class ModelRollout(RolloutEngine):
     """Samples from a module in this process: the actor's own, or a copy that `update_weights` fills.
 
-    A subclass defines `sample`. The module is left as it was found.
+    The module is left as it was found, between any two steps.
     """
 
     def __init__(
@@ -36,6 +31,8 @@ class ModelRollout(RolloutEngine):
         max_num_seqs: int = 256,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        super().__init__()
+        self._is_decoding = False
         self.model = model
         self.eos_token_ids = sorted(eos_token_ids)
         self.pad_token_id = pad_token_id
@@ -55,17 +52,22 @@ class ModelRollout(RolloutEngine):
             dtype=spec.dtype,
         )
 
-    @abstractmethod
-    def sample(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
-        """`generate` for checked requests; called without gradients and in evaluation mode."""
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Around steps: no gradients, evaluation mode, the engine's numbers. Entered once, also where steps nest."""
+        if self._is_decoding:
+            yield
+            return
+        self._is_decoding = True
+        try:
+            with torch.no_grad(), self._computing_in_dtype(), self._evaluating(), self.preparing():
+                yield
+        finally:
+            self._is_decoding = False
 
-    def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
-        """One response per prompt, in order. The model's mode and the global random state stay as they are."""
-        check_requests(prompts, seeds)
-        with torch.no_grad(), self._computing_in_dtype(), self._evaluating():
-            completions = self.sample(prompts, sampling, seeds)
-        check_finite(completions)
-        return completions
+    def preparing(self) -> AbstractContextManager[None]:
+        """What else a subclass changes in the model around steps."""
+        return nullcontext()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -94,17 +96,18 @@ class ModelRollout(RolloutEngine):
             for parameter in frozen:
                 parameter.requires_grad_(False)
 
-    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy the weights into the model in place. Not to be called when the model is the actor's own module.
 
         After an error the model holds a mix of old and new weights.
         """
+        assert not self._is_decoding, "autocast would go on with the weights that it has cast"
         state = self.model.state_dict()
         for name, tensor in whole_state(self.model, named_tensors):
             state[name].copy_(tensor)
 
     def sleep(self) -> None:
-        """No cache outlives `generate`: there is nothing to free but what the device's allocator holds back."""
+        """Free what the device's allocator holds back. Caches are there while requests are under way, and stay."""
         if self.model.device.type != "cpu":
             torch.accelerator.empty_cache()
 

@@ -11,25 +11,31 @@ from paceline.rollout.rollout_interface import Completion
 
 def prompt_token_lists(data: DataProto) -> list[list[int]]:
     """The prompts' token ids without padding, from `input_ids` and `attention_mask` (batch, prompt)."""
-    assert data.batch is not None
     rows = zip(data.batch["input_ids"], data.batch["attention_mask"].bool(), strict=True)
     return [ids[mask].tolist() for ids, mask in rows]
 
 
-def to_batch(prompts: DataProto, completions: list[Completion], response_length: int, pad_token_id: int) -> DataProto:
+def to_batch(
+    prompts: DataProto,
+    completions: list[Completion],
+    response_length: int,
+    pad_token_id: int,
+    *,
+    with_versions: bool = False,
+) -> DataProto:
     """The batch of prompts and their responses.
 
     Args:
         prompts: input_ids and attention_mask (batch, prompt), left-padded; not changed.
         completions: one per prompt.
         response_length: width to which responses are padded on the right.
+        with_versions: add policy_versions (batch, response).
 
     Returns:
         prompts (batch, prompt); responses, response_mask, rollout_log_probs (batch, response);
         input_ids, attention_mask, position_ids (batch, prompt + response). The response mask is 1 on the response's
         tokens, the end-of-sequence token included, also where that is the padding token.
     """
-    assert prompts.batch is not None
     prompt_ids, prompt_mask = prompts.batch["input_ids"], prompts.batch["attention_mask"]
     if len(completions) != len(prompt_ids):
         raise DataError(
@@ -38,6 +44,7 @@ def to_batch(prompts: DataProto, completions: list[Completion], response_length:
     responses = torch.full((len(completions), response_length), pad_token_id, dtype=torch.long)
     response_mask = torch.zeros(len(completions), response_length, dtype=torch.long)
     log_probs = torch.zeros(len(completions), response_length, dtype=torch.float32)
+    versions = torch.zeros(len(completions), response_length if with_versions else 0, dtype=torch.long)
     for row, completion in enumerate(completions):
         length = len(completion.token_ids)
         if length > response_length:
@@ -48,6 +55,8 @@ def to_batch(prompts: DataProto, completions: list[Completion], response_length:
         responses[row, :length] = torch.tensor(completion.token_ids, dtype=torch.long)
         response_mask[row, :length] = 1
         log_probs[row, :length] = torch.tensor(completion.log_probs, dtype=torch.float32)
+        if with_versions:
+            versions[row, :length] = torch.tensor(completion.versions, dtype=torch.long)
     attention_mask = torch.cat([prompt_mask.long(), response_mask], dim=1)
     return DataProto.from_dict(
         tensors={
@@ -58,5 +67,6 @@ def to_batch(prompts: DataProto, completions: list[Completion], response_length:
             "position_ids": (attention_mask.cumsum(dim=1) - 1).clamp(min=0),
             "response_mask": response_mask,
             "rollout_log_probs": log_probs,
+            **({"policy_versions": versions} if with_versions else {}),
         }
     )

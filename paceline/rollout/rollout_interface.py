@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
-from transformers import PreTrainedModel
 
-from paceline.catalog import ROLLOUTS, RolloutEntry
+from paceline.catalog import ROLLOUTS, Registry, RolloutEntry
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
-from paceline.registry import Registry
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """By their names in the configuration."""
+RequestId = str | int
+CachePolicy = Literal["recompute", "keep"]
+"""What new weights do to the keys and values of responses under way."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,39 @@ class Completion:
     """Log-prob of each token under the full distribution at the sampling temperature (greedy: temperature 1), that is
     before top_p and top_k cut it: the number that a training engine recomputes."""
     finished_by_eos: bool
-    """False: cut off at max_tokens."""
+    """False: cut off at max_tokens, or aborted."""
+    versions: list[int] = field(default_factory=list)
+    """Of each token, the version of the weights that sampled it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One response that is wanted, here the second sample of a prompt:
+
+    Request(id="17-1", prompt_ids=[5, 6, 7], sampling=SamplingParams(max_tokens=64), seed=4711)
+    """
+
+    id: RequestId
+    """The caller's name for it, unique among what is under way or waits to be collected."""
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    """The only source of its random numbers: that of a token is made from the seed and the token's place."""
+    group: str | None = None
+    """What it shares a prompt with, for a caller that divides requests among engines. Engines do not look at it."""
+    sampled: Completion | None = None
+    """What an earlier request sampled before it was aborted. This one goes on from there, and its response begins with
+    those tokens, their log-probs and their versions."""
+
+    @property
+    def context(self) -> list[int]:
+        """The prompt, and the tokens that were sampled already."""
+        return self.prompt_ids + self.sampled.token_ids if self.sampled is not None else self.prompt_ids
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that were sampled already."""
+        return len(self.sampled.token_ids) if self.sampled is not None else 0
 
 
 @dataclass(frozen=True)
@@ -94,27 +132,148 @@ class RolloutSpec:
 
 
 class RolloutEngine(ABC):
-    """Samples responses. The caller repeats a prompt to get several responses to it."""
+    """Samples responses to requests, which come and go one by one.
+
+    `submit` takes requests at any time, each `step` samples more tokens of those that have a place, `collect` gives
+    responses that have ended. Between two steps requests can be aborted and the weights can change. `generate` does all
+    of it for a batch. A subclass defines the abstract methods, calls `finish` where a response has ended, and calls
+    `super().__init__()`.
+    """
 
     keeps_own_weights: ClassVar[bool] = False
     """True: its weights are never the actor's own tensors, so every new version comes by `update_weights`."""
+    takes_requests_singly: ClassVar[bool] = True
+    """False: a step samples all that was submitted to its end. See `BatchRollout`."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Of the weights."""
+        self._under_way: dict[RequestId, Request] = {}
+        self._finished: dict[RequestId, Completion] = {}
+        self._versions: dict[RequestId, list[int]] = {}
+        """Of the tokens that older weights sampled, where a response under way has such."""
+        self._num_generated = 0
 
     @classmethod
     @abstractmethod
     def from_spec(cls, spec: RolloutSpec) -> RolloutEngine:
         """The engine of a worker."""
 
-    @abstractmethod
+    # For callers
+
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in the order of the prompts.
 
         `seeds` has one number per prompt. The random numbers of a request come from its seed alone: neither its
         neighbours nor the order nor the process's global random state have a part in them.
         """
+        check_requests(prompts, seeds)
+        numbers = range(self._num_generated, self._num_generated + len(prompts))
+        self._num_generated = numbers.stop
+        requests = [
+            Request(f"generate-{number}", prompt, sampling, seed)
+            for number, prompt, seed in zip(numbers, prompts, seeds, strict=True)
+        ]
+        try:
+            self.enqueue(requests)
+            with self.decoding():
+                for request in requests:
+                    while request.id in self._under_way:
+                        self.step()
+            completions = [self._finished.pop(request.id) for request in requests]
+            check_finite(completions)
+        except BaseException:
+            known = self._under_way.keys() | self._finished
+            self.abort([request.id for request in requests if request.id in known])
+            raise
+        return completions
+
+    def submit(self, requests: list[Request]) -> None:
+        """Take requests. Their order has no part in their responses, but who comes first is admitted first."""
+        check_requests([request.prompt_ids for request in requests], [request.seed for request in requests])
+        ids = [request.id for request in requests]
+        twice = [name for name, count in Counter([*ids, *self._under_way, *self._finished]).items() if count > 1]
+        if twice:
+            raise PacelineError(
+                f"the ids {twice[:10]} come twice, or are those of requests under way or not collected; give each "
+                "request an id of its own."
+            )
+        for request in requests:
+            sampled = request.sampled
+            if sampled is not None and (sampled.finished_by_eos or request.num_sampled >= request.sampling.max_tokens):
+                raise PacelineError(
+                    f"request {request.id!r} has {request.num_sampled} sampled tokens and has ended, with max_tokens="
+                    f"{request.sampling.max_tokens}; there is nothing to go on with."
+                )
+        self.enqueue(requests)
+
+    def enqueue(self, requests: list[Request]) -> None:
+        """`submit` for checked requests."""
+        self.admit(requests)
+        for request in requests:
+            self._under_way[request.id] = request
+            if request.sampled is not None:
+                self._versions[request.id] = list(request.sampled.versions)
 
     @abstractmethod
-    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Take new weights, named as in the Hugging Face model's state dict. All of them must come."""
+    def step(self) -> None:
+        """One decoding step of what is admitted; before it, prompts are computed where there is place for them."""
+
+    def collect(self) -> list[tuple[RequestId, Completion]]:
+        """The responses that have ended since the last `collect`."""
+        finished, self._finished = self._finished, {}
+        check_finite(list(finished.values()))
+        return list(finished.items())
+
+    def abort(self, ids: list[RequestId]) -> list[tuple[RequestId, Completion]]:
+        """Drop these requests, whether they wait, are under way or have ended; gives what was sampled of each."""
+        unknown = [name for name in ids if name not in self._under_way and name not in self._finished]
+        if unknown:
+            raise PacelineError(f"requests {unknown[:10]} can't be aborted: they were not submitted, or are collected.")
+        for name, completion in self.withdraw([name for name in ids if name in self._under_way]).items():
+            self.finish(name, completion)
+        return [(name, self._finished.pop(name)) for name in ids]
+
+    def update_weights(
+        self,
+        named_tensors: Iterable[tuple[str, torch.Tensor]],
+        version: int | None = None,
+        kv_cache: CachePolicy = "recompute",
+    ) -> None:
+        """Take new weights, named as in the Hugging Face model's state dict. All of them must come.
+
+        It may be called between two steps: responses under way go on with the new weights. With "recompute" their keys
+        and values are computed again, so that further log-probs are those of the new weights; with "keep" the old ones
+        stay, which is faster and less exact. What is submitted later never sees keys and values of old weights.
+        Without `version`, it is one more than before.
+        """
+        self.load_weights(named_tensors)
+        self.weights_changed(version, kv_cache)
+
+    def weights_changed(self, version: int | None = None, kv_cache: CachePolicy = "recompute") -> None:
+        """`update_weights` for an engine that samples from the actor's own module, after that was trained."""
+        self.note_versions()
+        self.renew_caches(kv_cache)
+        self.version = self.version + 1 if version is None else version
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._under_way)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a place, or whose keys and values must be computed again."""
+        return len(self._under_way) - self.num_running
+
+    @property
+    @abstractmethod
+    def num_running(self) -> int:
+        """Requests that have a place: a step decodes them."""
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Enter it around several steps to save what each would do anew. The weights must not change inside."""
+        return nullcontext()
 
     @abstractmethod
     def sleep(self) -> None:
@@ -122,7 +281,42 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Be ready for `generate` again."""
+        """Be ready for `step` again."""
+
+    # For engines
+
+    @abstractmethod
+    def admit(self, requests: list[Request]) -> None:
+        """Take new requests; raises without taking any."""
+
+    @abstractmethod
+    def withdraw(self, ids: list[RequestId]) -> dict[RequestId, Completion]:
+        """Forget requests under way; gives what was sampled of them, earlier tokens included."""
+
+    @abstractmethod
+    def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Replace the weights. All of them must come: see `whole_state`."""
+
+    @abstractmethod
+    def num_sampled(self, request: Request) -> int:
+        """How many tokens the response to a request under way has by now, earlier tokens included."""
+
+    @abstractmethod
+    def renew_caches(self, kv_cache: CachePolicy) -> None:
+        """The weights are others than those that keys and values were computed with."""
+
+    def finish(self, name: RequestId, completion: Completion) -> None:
+        """A response has ended."""
+        del self._under_way[name]
+        completion.versions = self._versions.pop(name, [])
+        completion.versions += [self.version] * (len(completion.token_ids) - len(completion.versions))
+        self._finished[name] = completion
+
+    def note_versions(self) -> None:
+        """Before the version changes: remember it for the tokens that are there."""
+        for name, request in self._under_way.items():
+            versions = self._versions.setdefault(name, [])
+            versions += [self.version] * (self.num_sampled(request) - len(versions))
 
 
 def token_ids(configured: int | list[int] | None) -> set[int]:
@@ -150,8 +344,40 @@ def check_finite(completions: list[Completion]) -> None:
         )
 
 
+def whole_state(
+    model: torch.nn.Module, named_tensors: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as they come, and at the end those that are missing because they are tied to one that came.
+
+    `model` says which names, shapes and ties there are; it may be on the meta device. Unknown names, other shapes and
+    weights that did not come raise a PacelineError in the middle of the iteration.
+    """
+    state = model.state_dict(keep_vars=True)
+    came: dict[int, torch.Tensor] = {}
+    missing = set(state)
+    for name, tensor in named_tensors:
+        if name not in state:
+            raise PacelineError(f"update_weights got {name!r}, which the rollout's model does not have.")
+        if state[name].shape != tensor.shape:
+            raise PacelineError(
+                f"update_weights got {name!r} of shape {tuple(tensor.shape)}; "
+                f"the rollout's model has {tuple(state[name].shape)}."
+            )
+        came[id(state[name])] = tensor
+        missing.discard(name)
+        yield name, tensor
+    lost = [name for name in state if name in missing and id(state[name]) not in came]
+    if lost:
+        raise PacelineError(
+            f"update_weights got no value for {len(lost)} of {len(state)} weights: {', '.join(lost[:5])}"
+            f"{', ...' if len(lost) > 5 else ''}. Send the whole state dict of the actor."
+        )
+    for name in missing:
+        yield name, came[id(state[name])]
+
+
 EngineClass = TypeVar("EngineClass", bound=type[RolloutEngine])
-_ENGINES: Registry[type[RolloutEngine]] = Registry("actor_rollout_ref.rollout.name", ROLLOUTS.modules)
+_ENGINES: Registry[type[RolloutEngine], RolloutEntry] = Registry(ROLLOUTS)
 
 
 def register_rollout(name: str) -> Callable[[EngineClass], EngineClass]:
@@ -160,7 +386,8 @@ def register_rollout(name: str) -> Callable[[EngineClass], EngineClass]:
     def decorate(engine: EngineClass) -> EngineClass:
         _ENGINES.register(name)(engine)
         if engine.__module__ != ROLLOUTS.modules.get(name):
-            ROLLOUTS.add(name, RolloutEntry(engine.__module__))
+            singly = getattr(engine, "takes_requests_singly", True)
+            ROLLOUTS.add(name, RolloutEntry(takes_requests_singly=singly))
         return engine
 
     return decorate

@@ -84,5 +84,5 @@ def _invert_cdf(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     cdf = weights.cumsum(dim=-1, dtype=torch.float64)
     # right=True: the first token whose cdf exceeds the target, which is never one of weight 0.
     target = uniform.unsqueeze(-1) * cdf[:, -1:]
-    # NaN is above every target and would give an index past the end: the NaN log-prob tells, not a device-side assert.
+    # NaN is above every target and would give an index past the end, which ends a device: `check_finite` reports it.
     return torch.searchsorted(cdf, target, right=True).squeeze(-1).clamp(max=cdf.shape[-1] - 1)

@@ -3,43 +3,67 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, cast
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
-from paceline.errors import DataError, PacelineError
+from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.log_file import output_to_log_file
 from paceline.private_apis.vllm_private import (
+    DRAWN,
     ENVIRONMENT,
     engine_peers,
+    num_running,
+    prepare_sampler,
     process_kept,
     random_state_kept,
     reload_weights,
-    report_full_log_probs,
+    sampled_so_far,
+    shared_memory_of_this_run,
     silence_reload,
 )
 from paceline.rollout.rollout_interface import (
+    CachePolicy,
     Completion,
+    Request,
+    RequestId,
     RolloutEngine,
     RolloutSpec,
     SamplingParams,
-    check_finite,
     check_requests,
     register_rollout,
     token_ids,
+    whole_state,
 )
-from paceline.rollout.vllm_arguments import engine_arguments
-from paceline.rollout.vllm_memory import shared_memory_of_this_run
-from paceline.rollout.weights import whole_state
 
 if TYPE_CHECKING:
     from vllm import LLM
-    from vllm.logprobs import Logprob
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.logprobs import Logprob, SampleLogprobs
+    from vllm.outputs import RequestOutput
+
+CPU_BLOCK = 128
+"""Tokens of a block of vLLM's cache on a CPU."""
+OURS = {
+    "model",
+    "trust_remote_code",
+    "load_format",
+    "enable_sleep_mode",
+    "logprobs_mode",
+    "skip_tokenizer_init",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "distributed_executor_backend",
+}
+"""Arguments that `engine_kwargs.vllm` can't have: other keys choose them, or the engine relies on them."""
 
 
 @register_rollout("vllm")
@@ -47,7 +71,8 @@ class VllmRollout(RolloutEngine):
     """One vLLM engine per worker, or per `tensor_model_parallel_size` workers, with a model beside the actor's.
 
     Workers that share an engine are neighbours by rank. Each runs a part of every layer in its own process, so all of
-    them must make the same calls; each gives its own prompts and gets the responses to them.
+    them must make the same calls: they call `generate` alone, where each gives its own prompts and gets the responses
+    to them.
     """
 
     keeps_own_weights = True
@@ -61,7 +86,13 @@ class VllmRollout(RolloutEngine):
         sleeps: bool,
         peers: dist.ProcessGroup | None = None,
     ) -> None:
+        super().__init__()
         self.llm = llm
+        self._ids: dict[RequestId, str] = {}
+        """Of the requests under way, the ids that vLLM gave them."""
+        self._names: dict[str, RequestId] = {}
+        """The requests under way by the ids in vLLM's outputs, which are those that we gave it."""
+        self._is_decoding = False
         self.peers = peers
         self.eos_token_ids = sorted(eos_token_ids)
         self.has_weights = has_weights
@@ -74,7 +105,7 @@ class VllmRollout(RolloutEngine):
             self.skeleton = AutoModelForCausalLM.from_config(
                 model_config.hf_config, trust_remote_code=model_config.trust_remote_code
             )
-        report_full_log_probs(llm)
+        prepare_sampler(llm)
 
     @classmethod
     def from_spec(cls, spec: RolloutSpec) -> VllmRollout:
@@ -101,65 +132,132 @@ class VllmRollout(RolloutEngine):
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in order. Equal prompts share what vLLM's prefix cache holds of them."""
-        everyone = [(prompts, seeds)]
-        if self.peers is not None:
-            everyone *= self.peers.size()
-            dist.all_gather_object(everyone, (prompts, seeds), self.peers)
+        if self.peers is None:
+            return super().generate(prompts, sampling, seeds)
+        everyone = [(prompts, seeds)] * self.peers.size()
+        dist.all_gather_object(everyone, (prompts, seeds), self.peers)
         for requests in everyone:  # also those of peers: what one of them refuses, all refuse
             check_requests(*requests)
         every_prompt = [prompt for own, _ in everyone for prompt in own]
-        completions = self._generate(every_prompt, sampling, [seed for _, own in everyone for seed in own])
-        start = sum(len(own) for own, _ in everyone[: self.peers.rank()]) if self.peers is not None else 0
+        completions = super().generate(every_prompt, sampling, [seed for _, own in everyone for seed in own])
+        start = sum(len(own) for own, _ in everyone[: self.peers.rank()])
         return completions[start : start + len(prompts)]
 
-    def _generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
-        from vllm import SamplingParams as VllmSamplingParams
-        from vllm import TokensPrompt
+    def submit(self, requests: list[Request]) -> None:
+        if self.peers is not None:
+            raise PacelineError(
+                f"{self.peers.size()} ranks share this vLLM and must make the same calls, so it takes batches by "
+                "`generate` and no single requests. Set actor_rollout_ref.rollout.tensor_model_parallel_size=1."
+            )
+        super().submit(requests)
 
-        if not prompts:
-            return []
+    def admit(self, requests: list[Request]) -> None:
+        from vllm.inputs import tokens_input
+
+        if not requests:
+            return
         if not self.has_weights:
             raise PacelineError("vLLM has random weights (load_format=dummy): call update_weights before generate.")
-        longest = max(len(prompt) for prompt in prompts)
-        if longest + sampling.max_tokens > self.max_model_len:
+        for request in requests:
+            self._check_length(request)
+        self.wake()
+        if not self._under_way:
+            # What earlier requests left in the cache may be of old weights, or differ in the last bits.
+            self.llm.reset_prefix_cache()
+        try:
+            for request in requests:
+                name = str(next(self.llm.request_counter))
+                # The salt keeps prefixes of old weights from new requests while old ones are under way.
+                prompt = tokens_input(request.context, cache_salt=str(self.version))
+                self._ids[request.id] = self.llm.llm_engine.add_request(name, prompt, self._sampling_of(request))
+                self._names[name] = request.id
+        except BaseException:  # vLLM refuses, for example, token ids that the model does not have
+            self._drop([request.id for request in requests if request.id in self._ids])
+            raise
+
+    def _check_length(self, request: Request) -> None:
+        prompt, response = len(request.prompt_ids), request.sampling.max_tokens
+        if prompt + response > self.max_model_len:
             raise DataError(
-                f"a prompt of {longest} and a response of {sampling.max_tokens} tokens are more than vLLM was started "
-                f"for, {self.max_model_len}: raise data.max_prompt_length or actor_rollout_ref.rollout.engine_kwargs."
+                f"a prompt of {prompt} and a response of {response} tokens are more than vLLM was started for, "
+                f"{self.max_model_len}: raise data.max_prompt_length or actor_rollout_ref.rollout.engine_kwargs."
                 "vllm.max_model_len."
             )
-        self.wake()
-        eos = [] if sampling.ignore_eos else self.eos_token_ids
-        requests = [
-            VllmSamplingParams(
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature if sampling.do_sample else 0.0,
-                top_p=sampling.top_p,
-                top_k=sampling.top_k,
-                seed=seed,
-                stop_token_ids=eos,
-                ignore_eos=True,  # vLLM's own, in whose place there are stop_token_ids
-                logprobs=0,
-                detokenize=False,
-            )
-            for seed in seeds
-        ]
-        with random_state_kept(), torch.compiler.set_stance(self.stance):
-            # What an earlier call left in the cache may be of old weights, or differ in the last bits.
-            self.llm.reset_prefix_cache()
-            outputs = self.llm.generate(
-                [TokensPrompt(prompt_token_ids=ids) for ids in prompts], requests, use_tqdm=False
-            )
-        completions = []
-        for output in (request.outputs[0] for request in outputs):
-            tokens = list(output.token_ids)
-            by_place = cast(list[dict[int, "Logprob"]], output.logprobs)
-            log_probs = [place[token].logprob for token, place in zip(tokens, by_place, strict=True)]
-            completions.append(Completion(tokens, log_probs, tokens[-1] in eos))
-        check_finite(completions)
-        return completions
 
-    def update_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def _sampling_of(self, request: Request) -> VllmSamplingParams:
+        from vllm import SamplingParams as VllmSamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = request.sampling
+        return VllmSamplingParams(
+            max_tokens=sampling.max_tokens - request.num_sampled,
+            temperature=sampling.temperature if sampling.do_sample else 0.0,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=request.seed,
+            stop_token_ids=self._eos_of(request),
+            ignore_eos=True,  # vLLM's own, in whose place there are stop_token_ids
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={DRAWN: request.num_sampled} if request.num_sampled else None,
+        )
+
+    def _eos_of(self, request: Request) -> list[int]:
+        return [] if request.sampling.ignore_eos else self.eos_token_ids
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Around steps: the process's random state stays as it is, and nothing is compiled unless that is asked for."""
+        if self._is_decoding:
+            yield
+            return
+        self._is_decoding = True
+        try:
+            with random_state_kept(), torch.compiler.set_stance(self.stance):
+                yield
+        finally:
+            self._is_decoding = False
+
+    def step(self) -> None:
+        with self.decoding():
+            outputs = self.llm.llm_engine.step()
+        for output in outputs:
+            if output.finished:
+                request = self._under_way[self._names[output.request_id]]
+                [sampled] = cast("RequestOutput", output).outputs
+                completion = _joined(request, list(sampled.token_ids), sampled.logprobs)
+                completion.finished_by_eos = completion.token_ids[-1] in self._eos_of(request)
+                del self._ids[self._names.pop(output.request_id)]
+                self.finish(request.id, completion)
+
+    @property
+    def num_running(self) -> int:
+        return num_running(self.llm)
+
+    def withdraw(self, ids: list[RequestId]) -> dict[RequestId, Completion]:
+        withdrawn = {name: _joined(self._under_way[name], *sampled_so_far(self.llm, self._ids[name])) for name in ids}
+        self._drop(ids)
+        return withdrawn
+
+    def _drop(self, ids: list[RequestId]) -> None:
+        self.llm.llm_engine.abort_request([self._ids.pop(name) for name in ids], internal=True)
+        self._names = {number: name for number, name in self._names.items() if name in self._ids}
+
+    def num_sampled(self, request: Request) -> int:
+        return request.num_sampled + len(sampled_so_far(self.llm, self._ids[request.id])[0])
+
+    def renew_caches(self, kv_cache: CachePolicy) -> None:
+        if self._under_way and kv_cache == "recompute":
+            self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy the weights into vLLM in place. After an error it holds a mix of old and new weights."""
+        if self._under_way and self.llm.llm_engine.vllm_config.scheduler_config.async_scheduling:
+            raise PacelineError(
+                "vLLM has begun its next step, so its weights can't change while requests are under way: set "
+                "actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False."
+            )
         self.wake()
         problems: list[PacelineError] = []
 
@@ -178,6 +276,8 @@ class VllmRollout(RolloutEngine):
     def sleep(self) -> None:
         """Give the weights' and the cache's device memory back, where the platform can; not on a CPU."""
         if self.sleeps and not self.is_asleep:
+            if self._under_way:  # the cache goes
+                self.llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
             self.llm.sleep(level=1)
             self.is_asleep = True
 
@@ -186,6 +286,14 @@ class VllmRollout(RolloutEngine):
         if self.is_asleep:
             self.llm.wake_up()
             self.is_asleep = False
+
+
+def _joined(request: Request, tokens: list[int], by_place: SampleLogprobs | None) -> Completion:
+    """What was sampled before the request and since."""
+    by_token = cast(list[dict[int, "Logprob"]], by_place or [])
+    since = [place[token].logprob for token, place in zip(tokens, by_token, strict=True)]
+    before = request.sampled or Completion([], [], False)
+    return Completion(before.token_ids + tokens, before.log_probs + since, False)
 
 
 def _place_of_this_rank(spec: RolloutSpec) -> dict[str, str]:
@@ -199,3 +307,54 @@ def _place_of_this_rank(spec: RolloutSpec) -> dict[str, str]:
         )
     index = 0 if spec.device == "cpu" else torch.accelerator.current_device_index()
     return {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(index)}
+
+
+def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
+    """The keyword arguments of vLLM's LLM: `ours`, and what the configuration says."""
+    from vllm import EngineArgs
+
+    config, path = spec.config, os.path.expanduser(str(spec.model.path))
+    asked = config.engine_kwargs.vllm
+    problems = [
+        f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name} "
+        + ("is set by the engine itself; leave it out." if name in OURS else "is no argument of vLLM's LLM.")
+        for name in asked
+        if name in OURS or name not in EngineArgs.__dataclass_fields__
+    ]
+    if problems:
+        raise ConfigError(problems)
+    arguments: dict[str, Any] = {
+        "model": path,
+        "trust_remote_code": spec.model.trust_remote_code,
+        "skip_tokenizer_init": True,  # token ids in, token ids out
+        "logprobs_mode": "processed_logprobs",  # at the sampling temperature
+        "use_tqdm_on_load": False,
+        "dtype": str(spec.dtype).removeprefix("torch."),
+        "max_model_len": spec.max_prompt_length + spec.max_response_length,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "enable_chunked_prefill": config.enable_chunked_prefill,
+        "enforce_eager": config.enforce_eager,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        **ours,
+        **asked,
+    }
+    if config.tensor_model_parallel_size > 1:
+        arguments["tensor_parallel_size"] = config.tensor_model_parallel_size
+        arguments["distributed_executor_backend"] = "external_launcher"  # the ranks are there: vLLM starts no process
+    if spec.device == "cpu":
+        # Left alone, vLLM takes that share of the machine's memory at once: too much for several workers on one node.
+        hf_config = AutoConfig.from_pretrained(path, trust_remote_code=spec.model.trust_remote_code)
+        most = int(psutil.virtual_memory().available * config.gpu_memory_utilization)
+        arguments.setdefault("kv_cache_memory_bytes", min(most, cache_bytes(hf_config, arguments)))
+    return arguments
+
+
+def cache_bytes(hf_config: PretrainedConfig, arguments: dict[str, Any]) -> int:
+    """One rank's memory of the keys and values of `max_num_seqs` sequences of full length, in float32."""
+    text = hf_config.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = math.ceil(heads / arguments.get("tensor_parallel_size", 1))
+    blocks = arguments["max_num_seqs"] * math.ceil(arguments["max_model_len"] / CPU_BLOCK) + 1
+    return blocks * CPU_BLOCK * text.num_hidden_layers * heads * head_dim * 2 * 4

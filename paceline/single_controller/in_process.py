@@ -12,23 +12,18 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from paceline.errors import ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.base import CallRecord, MeshRank, RankCall, Worker, WorkerGroup, call_tag
-from paceline.single_controller.base.dispatch import CollectFn, drop_padding
-from paceline.single_controller.base.inputs import leaves_inputs_alone, private_copy, run_method
+from paceline.single_controller.base.calls import leaves_inputs_alone, private_copy, run_method
+from paceline.single_controller.base.dispatch import CollectFn, as_list, drop_padding
 from paceline.single_controller.base.worker import WorkerContext, current_context
-from paceline.single_controller.ray.group import ColocatedClasses, RayClassWithInitArgs
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
+from paceline.single_controller.ray.shell import ColocatedClasses, RayClassWithInitArgs
 
 _records: list[CallRecord] = []
 _running: dict[str, str] = {}
-
-
-def _as_they_are(values: list[Any]) -> list[Any]:
-    return values
 
 
 class InProcessWorkerGroup(WorkerGroup):
@@ -43,19 +38,13 @@ class InProcessWorkerGroup(WorkerGroup):
         heartbeat_timeout_seconds: float = 120.0,
         wait: bool = True,
     ) -> None:
-        del (
-            heartbeat_timeout_seconds,
-            wait,
-        )  # a silent worker is a silent program here, and there is no process to start
+        del heartbeat_timeout_seconds, wait  # there are no processes to start or to watch
         if resource_pool.world_size != 1:
             raise ResourceError(
                 f"pool {resource_pool.name} has {resource_pool.world_size} devices; a process can be one of them. "
                 f"Use RayWorkerGroup, or one device per pool."
             )
-        if isinstance(ray_cls_with_init, ColocatedClasses):
-            classes = ray_cls_with_init.classes
-        else:
-            classes = {name_prefix or ray_cls_with_init.cls.__name__: ray_cls_with_init}
+        classes = ray_cls_with_init.by_role(name_prefix)
         super().__init__(name_prefix or "+".join(classes), world_size=1)
         self._context = WorkerContext(pool_name=resource_pool.name)
         self._process_roles = "+".join(classes)
@@ -71,7 +60,7 @@ class InProcessWorkerGroup(WorkerGroup):
             current_context.reset(token)
 
     def construct_workers(self) -> None:
-        """They are there."""
+        """Nothing to do: the constructor made them."""
 
     def spawn(self, prefix_set: Iterable[str]) -> dict[str, InProcessWorkerGroup]:
         """One group per role of `prefix_set`, over these same workers."""
@@ -112,7 +101,7 @@ class InProcessWorkerGroup(WorkerGroup):
                     tag=dict(call_tag.get({})),
                 )
             )
-        return DataProtoFuture(results, collect_fn, _as_they_are)
+        return DataProtoFuture(results, collect_fn, as_list)
 
     def mesh(self, name: str) -> list[MeshRank]:
         return [self._workers[self.name].mesh_rank(name)]
@@ -130,9 +119,9 @@ class InProcessWorkerGroup(WorkerGroup):
         return dict(_running)
 
     def shutdown(self) -> None:
-        """Let go of the workers."""
+        """Drop the workers."""
         self._workers = {}
 
 
-def _resolved(value: Any) -> Any:
+def _resolved(value: object) -> object:
     return value.get() if isinstance(value, DataProtoFuture) else value

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +30,12 @@ _PACKED_FOR_ROWS = 64
 """What the order of packed weights is chosen for; it is as good for any number but one, which goes without."""
 
 
-def faster_linear(device: str) -> AbstractContextManager[Any]:
+def faster_linear(device: str) -> AbstractContextManager[object]:
     """A context in which linear layers are called, also when gradient checkpointing calls them again."""
     return OneDnnLinear() if device == "cpu" and mkl_keeps_to_avx2() else nullcontext()
 
 
-def recompute_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def recompute_contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
     """For gradient checkpointing: the contexts of a layer's first call and of its second, in the backward pass."""
     return nullcontext(), OneDnnLinear() if OneDnnLinear.num_entered else nullcontext()
 
@@ -64,13 +64,17 @@ class OneDnnLinear(TorchFunctionMode):
         OneDnnLinear.num_entered += 1
         return super().__enter__()
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         OneDnnLinear.num_entered -= 1
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         if func is linear and not kwargs and _pays(*args):
             return _Linear.apply(*args)
         return func(*args, **(kwargs or {}))
@@ -87,16 +91,25 @@ def _pays(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     )
 
 
+class _LinearContext(Protocol):
+    """What torch keeps of a call for its backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def forward(ctx: _LinearContext, states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         of_states, of_weight, *_ = ctx.needs_input_grad
         ctx.save_for_backward(states if of_weight else None, weight if of_states else None)
         return onednn_linear(states, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _LinearContext, grad: Tensor) -> tuple[Tensor | None, ...]:
         states, weight = ctx.saved_tensors
         of_states, of_weight, *of_bias = ctx.needs_input_grad
         return (

@@ -6,8 +6,6 @@ used. A reward model needs one token of each sequence.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,7 +15,7 @@ _LINEAR_LAYERS = {"gate_proj", "up_proj", "down_proj"}
 
 def find_last_mlp(model: PreTrainedModel) -> nn.Module | None:
     """The gated MLP of Llama and its like at the end of `model`; None for another, such as a mixture of experts."""
-    layers: Any = getattr(model.base_model, "layers", None)
+    layers = getattr(model.base_model, "layers", None)
     mlp = getattr(layers[-1], "mlp", None) if layers else None
     if mlp is None or {name.partition(".")[0] for name, _ in mlp.named_parameters()} != _LINEAR_LAYERS:
         return None
@@ -39,14 +37,14 @@ class WantedTokens:
         mlp.register_forward_pre_hook(self._take)
         mlp.register_forward_hook(self._put_back)
 
-    def _take(self, mlp: nn.Module, arguments: tuple[Any, ...]) -> Tensor | None:
+    def _take(self, mlp: nn.Module, arguments: tuple[Tensor, ...]) -> Tensor | None:
         is_called_as_usual = len(arguments) == 1 and arguments[0].dim() == 3
         self._shape = arguments[0].shape if self.places is not None and is_called_as_usual else None
         if self._shape is None or self.places is None:
             return None
         return arguments[0].flatten(0, 1).index_select(0, self.places)[None]
 
-    def _put_back(self, mlp: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def _put_back(self, mlp: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
         if self._shape is None or self.places is None:
             return None
         nothing = output.new_zeros(self._shape).flatten(0, 1)

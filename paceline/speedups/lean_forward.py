@@ -1,4 +1,4 @@
-"""The forward pass of Llama and similar models, without transformers' work around it.
+"""For sampling: attention that copies no cache, and a forward pass of Llama and similar models without overhead.
 
 A decoding step of few rows is short: what transformers does around the arithmetic takes a fifth of it. Here masks are
 made once, the last layer computes the last position only, and on a CPU weights are packed (`packed_linear`). Adapters
@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from paceline.private_apis.transformers_private import attention_name
 from paceline.speedups.fast_linear import packed_linear
-from paceline.speedups.grouped_attention import grouped_sdpa
 
+GROUPED_SDPA = "paceline_grouped_sdpa"
 PLAIN = {f"{name}ForCausalLM" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 
 
@@ -103,3 +105,33 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of (rows, new, heads, head_dim): the first half of a head's dimensions turns with the second."""
     first, second = heads.chunk(2, dim=-1)
     return heads * cos.unsqueeze(2) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(2)
+
+
+def grouped_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one new token that reads the cache in place.
+
+    transformers' SDPA repeats keys and values for every query head when there is a padding mask, which costs more than
+    the attention itself. Here the query heads that share a key head are handed over as query positions: the query
+    (rows, heads, 1, head_dim) becomes (rows, key_heads, heads / key_heads, head_dim). Anything but the decoding of one
+    token with grouped heads goes to transformers' SDPA.
+    """
+    rows, heads, positions, head_dim = query.shape
+    key_heads = key.shape[1]
+    per_head_mask = attention_mask is not None and attention_mask.shape[1] != 1
+    if positions != 1 or heads == key_heads or per_head_mask or kwargs.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    grouped = query.reshape(rows, key_heads, heads // key_heads, head_dim)
+    output = nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+AttentionInterface.register(GROUPED_SDPA, grouped_sdpa)
+AttentionMaskInterface.register(GROUPED_SDPA, sdpa_mask)

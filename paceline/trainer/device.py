@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import Literal
 
 from paceline.config import PPOConfig
 
+Device = Literal["cuda", "npu", "cpu"]
 
-def detect_device() -> str:
-    """What workers compute on: cuda, npu or cpu. In a Ray cluster its nodes tell, else this machine.
+
+def detect_device() -> Device:
+    """What workers compute on: cuda, npu or cpu. In a Ray cluster its nodes decide, else this machine.
 
     The node that a command is typed on may have no accelerator, while those that run workers do.
     """
@@ -20,16 +23,17 @@ def detect_device() -> str:
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator.type if accelerator is not None and accelerator.type in ("cuda", "npu") else "cpu"
+    kind = "cpu" if accelerator is None else accelerator.type
+    return "cuda" if kind == "cuda" else "npu" if kind == "npu" else "cpu"
 
 
-def device_of(resources: Mapping[str, float]) -> str:
+def device_of(resources: Mapping[str, float]) -> Device:
     """The device that a cluster with these resources has.
 
     >>> device_of({"CPU": 64.0, "GPU": 8.0})
     'cuda'
     """
-    return next((device for name, device in (("GPU", "cuda"), ("NPU", "npu")) if resources.get(name)), "cpu")
+    return "cuda" if resources.get("GPU") else "npu" if resources.get("NPU") else "cpu"
 
 
 def joins_cluster(cfg: PPOConfig) -> bool:

@@ -17,7 +17,7 @@ import psutil
 
 from paceline.config import PPOConfig
 from paceline.config.load import to_dictconfig
-from paceline.errors import PacelineError, ResourceError, WorkerError
+from paceline.errors import PacelineError, ResourceError, Terminated, WorkerError
 from paceline.report.status import end_status
 from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
@@ -33,10 +33,6 @@ NODE_POLL_SECONDS = 2.0
 POLL_SECONDS = 1.0
 KILL_SECONDS = 5.0
 """How long Ray may take to end a process of the run in someone else's Ray."""
-
-
-class Terminated(KeyboardInterrupt):
-    """The process was asked to end by SIGTERM, which is treated as Ctrl-C is."""
 
 
 @contextmanager
@@ -129,16 +125,16 @@ def _resuming(cfg: PPOConfig) -> PPOConfig:
 def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
-    told = False
+    reported = False
     while True:
         try:
             return _run_to_end(task_runner_class, session, cfg)
         except ResourceError as error:
             if time.monotonic() > deadline:
                 raise
-            if not told:
+            if not reported:
                 logger.warning("waiting up to %.0f s for nodes to come back: %s", NODE_SECONDS, error)
-                told = True
+                reported = True
             time.sleep(NODE_POLL_SECONDS)
 
 
@@ -176,8 +172,8 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
         _end_run(session, runner, watcher.place())
         is_stop = isinstance(error, KeyboardInterrupt)
         run_dir = Path(str(cfg.trainer.default_local_dir)) / (VALIDATION_FOLDER if cfg.trainer.val_only else "")
-        told = None if is_stop else f"{type(error).__name__}: {error}"
-        end_status(run_dir, "stopped" if is_stop else "failed", told, since=began)
+        reported = None if is_stop else f"{type(error).__name__}: {error}"
+        end_status(run_dir, "stopped" if is_stop else "failed", reported, since=began)
         raise
     watcher.stop()
     _forget(runner)
@@ -246,8 +242,13 @@ def _forget(runner: Any) -> None:
     from paceline.single_controller.ray.heartbeat import forget_beats
 
     actor_id = runner._actor_id.hex()
+
+    def forget() -> None:
+        _remove_reservations(actor_id)
+        forget_beats(actor_id)
+
     with suppress(Exception):  # of a Ray that is gone, and all of it with it
-        within(ANSWER_SECONDS, lambda: (_remove_reservations(actor_id), forget_beats(actor_id)))
+        within(ANSWER_SECONDS, forget)
 
 
 def _remove_reservations(actor_id: str) -> None:
@@ -279,10 +280,10 @@ def _ray_errors_as_ours() -> Iterator[None]:
             place, beat = (place_of_actor(actor_id), read_beat(actor_id)) if actor_id else (None, None)
             return explain_death(death, place, beat)
 
-        told: tuple[str, str] | None = None
+        reported: tuple[str, str] | None = None
         with suppress(Exception):  # Ray itself is gone, too
-            told = within(ANSWER_SECONDS, explain)
-        raise WorkerError("task_runner", 0, "run", *(told or (str(error), ""))) from None
+            reported = within(ANSWER_SECONDS, explain)
+        raise WorkerError("task_runner", 0, "run", *(reported or (str(error), ""))) from None
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """What is looked at before Ray starts, beyond the configuration itself: models, tokenizer, prompts and their rewards.
 
-Small data files are read as a whole, of large ones the first rows. All problems are told together. Takes seconds, most
-of them for importing transformers, which is why this comes after the checks of the configuration.
+Small data files are read as a whole, of large ones the first rows. All problems are reported together. Takes seconds,
+most of them for importing transformers, which is why this comes after the checks of the configuration.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def _hub_problems(cfg: PPOConfig) -> Iterator[str]:
         asked["actor_rollout_ref.model.tokenizer_path"] = cfg.actor_rollout_ref.model.tokenizer_path
     if cfg.reward_model.enable:
         asked["reward_model.model.path"] = str(cfg.reward_model.model.path)
-    told: set[str] = set()
+    seen: set[str] = set()
     for key, path in asked.items():
-        if not is_local_path(path) and path not in told:
-            told.add(path)
+        if not is_local_path(path) and path not in seen:
+            seen.add(path)
             if (reason := hub_problem(path)) is not None:
                 yield (
                     f"{key}={path}: there is no folder {Path(path).absolute()}, and as a hub id it can't be used: "
@@ -184,7 +184,7 @@ def _position_problems(cfg: PPOConfig) -> Iterator[str]:
 
 
 def max_positions(config: dict[str, Any]) -> int | None:
-    """Tokens that a model can tell the places of; None if it has no such limit.
+    """The longest sequence that a model has positions for; None if it has no such limit.
 
     >>> max_positions({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
     16384
@@ -226,6 +226,8 @@ def _read_data(
     data = cfg.data
     datasets: dict[str, RLHFDataset] = {}
     problems: list[PacelineError] = []
+    if data.custom_cls.path is not None:  # a class of the user's, which may do anything, reads them once: in the run
+        return datasets, problems
     for key, files, most in (
         ("data.train_files", data.train_files, data.train_max_samples),
         ("data.val_files", data.val_files, data.val_max_samples),
@@ -251,7 +253,7 @@ def _datasets(
     if total <= SMALL:
         return {key: RLHFDataset(files, tokenizer, data, max_samples=most)}
     share = max(1, SAMPLED // len(files))
-    # Whether a filter leaves anything only all rows can tell: the run will.
+    # Only all rows show whether a filter leaves anything: the run checks that.
     sampled = dataclasses.replace(
         data, cache_dir="", truncation="left" if data.filter_overlong_prompts else data.truncation,
         filter_overlong_prompts=False,
@@ -271,7 +273,7 @@ def _reward_problems(
     from paceline.rewards import make_reward_manager
     from paceline.trainer.ppo.scoring import check_scorable
 
-    told: set[str] = set()
+    seen: set[str] = set()
     for key, dataset in datasets.items():
         validation = key.startswith("data.val_files")
         has_model = cfg.reward_model.enable and (cfg.reward_model.validate or not validation)
@@ -281,8 +283,8 @@ def _reward_problems(
             manager = make_reward_manager(cfg, tokenizer, num_examine=0, validation=validation)
             check_scorable(manager, dataset, cfg.data.reward_fn_key, has_model=has_model, validation=may_lack_model)
         except PacelineError as error:
-            if str(error) not in told:
-                told.add(str(error))
+            if str(error) not in seen:
+                seen.add(str(error))
                 yield error
 
 

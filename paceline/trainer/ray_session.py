@@ -6,10 +6,10 @@ after some seconds, and what is left of a Ray of the run's own is then killed, b
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -44,7 +44,7 @@ STOPPED_SECONDS = 20.0
 REFUSAL_SECONDS = 5.0
 SHUTDOWN_SECONDS = 10.0
 GRACE_SECONDS = 2.0
-"""How long processes that were told to end may take to do so."""
+"""How long processes that were asked to end may take to do so."""
 VITAL = ("gcs_server", "raylet")
 """Ray's own processes without which nothing goes on."""
 OWN_RAY = {"num_workers_soft_limit": 0, "enable_metrics_collection": False}
@@ -112,11 +112,11 @@ class RaySession:
 
     def problem(self, limit_seconds: float) -> str | None:
         """Which of Ray's own processes has ended, or is stopped for too long, if this process started them."""
-        import ray
+        from paceline.private_apis.ray_private import started_processes
 
-        node: Any = ray._private.worker._global_node
-        for name in VITAL if node is not None else ():
-            for process in (info.process for info in node.all_processes.get(name, ())):
+        processes = started_processes()
+        for name in VITAL:
+            for process in processes.get(name, ()):
                 if process.poll() is not None:
                     return f"Ray's own process {name} (pid {process.pid}) ended with code {process.returncode}."
                 if not _is_stopped(process.pid):
@@ -150,8 +150,10 @@ def stop_ray(*, kill: bool) -> None:
     """`ray.shutdown`, which waits for processes that may be stopped or gone; with `kill` those that are left end."""
     import ray
 
-    node: Any = ray._private.worker._global_node
-    ours = session_processes(node.get_session_dir_path()) if kill and node is not None else []
+    from paceline.private_apis.ray_private import cancel_shutdown_at_exit, session_folder
+
+    folder = session_folder()
+    ours = session_processes(folder) if kill and folder is not None else []
 
     def shut_down() -> None:
         with suppress(Exception):  # of a Ray that is gone
@@ -166,7 +168,7 @@ def stop_ray(*, kill: bool) -> None:
     thread.join(SHUTDOWN_SECONDS)
     if thread.is_alive():
         logger.warning("Ray's shutdown does not end; it is left alone")
-        atexit.unregister(ray._private.worker.shutdown)  # it would wait again
+        cancel_shutdown_at_exit()  # it would wait again
 
 
 def session_processes(session_folder: str) -> list[psutil.Process]:
@@ -184,11 +186,10 @@ def session_processes(session_folder: str) -> list[psutil.Process]:
 
 def _is_rays(process: psutil.Process) -> bool:
     """Whether a descendant belongs to Ray: this program may have other children."""
-    import ray
+    from paceline.private_apis.ray_private import started_processes
 
     with suppress(psutil.Error):
-        node: Any = ray._private.worker._global_node
-        roots = {info.process.pid for infos in node.all_processes.values() for info in infos}
+        roots = {root.pid for processes in started_processes().values() for root in processes}
         return process.pid in roots or any(parent.pid in roots for parent in process.parents())
     return False
 
@@ -234,7 +235,7 @@ def start_ray(cfg: PPOConfig) -> bool:
     shown = without_secrets({name: ray_init[name] for name in cfg.ray_kwargs.ray_init if name in ray_init})
     given = ", ".join(f"{name}={value}" for name, value in shown.items()) or "nothing"
     try:
-        with _guarded_start() if is_own else nullcontext():
+        with _guarded_start() if is_own else nullcontext(), _sigterm_kept():
             ray.init(**ray_init, runtime_env=runtime_env)
     except AuthenticationError as error:
         raise ConfigError(_refused(given, error.message)) from error
@@ -259,10 +260,11 @@ def _why_refused(address: str) -> str | None:
     Ray's own error says only that the cluster could not be reached.
     """
     import grpc
-    from ray._private.services import canonicalize_bootstrap_address
+
+    from paceline.private_apis.ray_private import complete_address
 
     try:
-        with grpc.insecure_channel(canonicalize_bootstrap_address(address)) as channel:
+        with grpc.insecure_channel(complete_address(address)) as channel:
             channel.unary_unary("/ray.rpc.NodeInfoGcsService/CheckAlive")(b"", timeout=REFUSAL_SECONDS)
     except grpc.RpcError as error:
         return error.details() if error.code() is grpc.StatusCode.UNAUTHENTICATED else None
@@ -272,9 +274,20 @@ def _why_refused(address: str) -> str | None:
 
 
 @contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray puts handlers of its own, which end the process at once, in the place of what was set."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def _guarded_start() -> Iterator[None]:
     """A Ray of the run's own starts on this machine's loopback address, and within START_SECONDS, or not at all."""
-    from ray._private import ray_constants
+    from paceline.private_apis.ray_private import single_node
 
     earlier = psutil.Process().children(recursive=True)
     started = threading.Event()
@@ -307,11 +320,9 @@ def _guarded_start() -> Iterator[None]:
                 os._exit(1)
 
     threading.Thread(target=watch, name="start of Ray", daemon=True).start()
-    # Ray's own switch for machines on which it takes no others into its cluster. It is read from the environment, but
-    # only once, when Ray is imported.
-    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
     try:
-        yield
+        with single_node():
+            yield
     except BaseException as error:
         stop_ray(kill=False)
         kill_processes(own_processes())
@@ -320,11 +331,10 @@ def _guarded_start() -> Iterator[None]:
         raise WorkerError("ray", 0, "start", f"Ray did not start: {error}") from error
     finally:
         started.set()
-        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
-    """Ours and the user's, with what the processes of this run tell of it."""
+    """Ours and the user's, with what the processes of this run report."""
     run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
     return merged_runtime_env(user, transfer_queue=cfg.transfer_queue.enable, run=run)
 

@@ -6,8 +6,8 @@ model. Every method returns a future. Inputs are read only; outputs are new colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import cast
 
 import torch
@@ -21,9 +21,15 @@ from paceline.config import (
     RewardModelConfig,
     RolloutConfig,
 )
-from paceline.config.pools import tensor_parallel_size
+from paceline.config.derived import (
+    FORWARD_ROWS,
+    UPDATE_ROWS,
+    actor_goes_by_tokens,
+    by_tokens,
+    tensor_parallel_size,
+)
 from paceline.data.tokenizer import load_tokenizer
-from paceline.engine import Engine
+from paceline.engine import Engine, LossFn, MicroBatchSize
 from paceline.engine.distributed import ensure_process_group
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import LoraSpec
@@ -34,10 +40,13 @@ from paceline.rollout import RolloutEngine, RolloutSpec, SamplingParams, get_rol
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import DTYPES
 from paceline.single_controller.base import Dispatch
-from paceline.workers.losses import actor_loss, critic_loss
+from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, with_mean_weight
+from paceline.workers.request_calls import RequestCalls
 from paceline.workers.reward_text import JudgedText
-from paceline.workers.role_worker import MicroBatchSize, RoleWorker, RunContext, built, micro_batches, role_method
-from paceline.workers.weight_sync import in_buckets
+from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method
+
+BUCKET_BYTES = 256 * 2**20
+"""Large enough that calls cost nothing beside it, small enough that a rank never holds much of the model twice."""
 
 
 def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
@@ -45,7 +54,7 @@ def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
     return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
 
 
-class ActorRolloutRefWorker(RoleWorker):
+class ActorRolloutRefWorker(RequestCalls):
     """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
 
     leaves_inputs_alone = True
@@ -59,8 +68,9 @@ class ActorRolloutRefWorker(RoleWorker):
         self.is_actor, self.is_rollout, self.is_ref = (part in parts for part in ("actor", "rollout", "ref"))
         self.actor: Engine | None = None
         self.reference: Engine | None = None
-        self.rollout: RolloutEngine | None = None
         self.rollout_is_stale = False
+        self.version = 0
+        """Of the policy: the number of steps whose update of the actor it contains."""
         self.outgoing: Iterator[dict[str, torch.Tensor]] = iter(())
 
     @property
@@ -96,7 +106,7 @@ class ActorRolloutRefWorker(RoleWorker):
             )
         if self.is_rollout:
             if config.rollout.tensor_model_parallel_size > 1:  # these ranks share engines, and may have no actor
-                ensure_process_group(self.run.device)
+                ensure_process_group(self.run.device, self.run.collective_timeout_seconds)
             self.rollout = self._build_rollout()
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
 
@@ -121,11 +131,16 @@ class ActorRolloutRefWorker(RoleWorker):
         if shared is not None:
             return shared
         copy = build_model(self.config.model, "causal_lm", train=False)
+        # torch orders a product by whether its weights want gradients, also where none are taken; so that a copy gives
+        # the actor's own log-probs to the last bit, its weights say what the actor's say.
+        copy.requires_grad_(True)
         return copy.to(self.run.device)  # type: ignore[arg-type]  # its decorator hides its arguments
 
     def on_new_weights(self) -> None:
         # A copy is refreshed when it is next used, so that a save between two updates costs no gather.
         self.rollout_is_stale = self.is_rollout and not self._samples_from_actor
+        if self.is_rollout and self._samples_from_actor:
+            built(self.rollout).weights_changed(self.version, self.kv_cache)
 
     @property
     def _samples_from_actor(self) -> bool:
@@ -135,18 +150,39 @@ class ActorRolloutRefWorker(RoleWorker):
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """One response per row, sampled as `meta_info["sampling"]` says with the row's own seed."""
+        """One response per row, sampled as `meta_info["sampling"]` says with the row's own seed.
+
+        With `meta_info["with_versions"]` there is the column `policy_versions`.
+        """
         rollout = built(self.rollout)
-        if self.rollout_is_stale:
-            rollout.update_weights(built(self.actor).named_full_weights())
-            self.rollout_is_stale = False
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
-        assert prompts.batch is not None
-        # The actor's own module may be offloaded.
-        with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
+        with self.rollout_on_device():
             completions = rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         rollout.sleep()
-        return to_batch(prompts, completions, self.run.max_response_length, self.run.pad_token_id)
+        return to_batch(
+            prompts,
+            completions,
+            self.run.max_response_length,
+            self.run.pad_token_id,
+            with_versions=prompts.meta_info.get("with_versions", False),
+        )
+
+    @contextmanager
+    def rollout_on_device(self) -> Iterator[None]:
+        rollout = built(self.rollout)
+        if self.rollout_is_stale:
+            rollout.update_weights(built(self.actor).named_full_weights(), self.version, self.kv_cache)
+            self.rollout_is_stale = False
+        # The actor's own module may be offloaded.
+        with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
+            yield
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def set_version(self, version: int) -> None:
+        """Say which version the policy has, where it did not come by an update: after a checkpoint was loaded."""
+        self.version = version
+        if self.is_rollout and not self.rollout_is_stale:
+            built(self.rollout).version = version
 
     @role_method(Dispatch.ONE_TO_ALL)
     def count_weight_buckets(self) -> int:
@@ -161,17 +197,22 @@ class ActorRolloutRefWorker(RoleWorker):
         return DataProto(meta_info={"weights": next(self.outgoing)})
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def receive_weights(self, *buckets: DataProto) -> None:
-        """All parts that the actor sent."""
-        built(self.rollout).update_weights(item for bucket in buckets for item in bucket.meta_info["weights"].items())
+    def receive_weights(self, *buckets: DataProto, version: int | None = None) -> None:
+        """All parts that the actor sent. Responses under way go on with them."""
+        self.check_sampling()
+        weights = (item for bucket in buckets for item in bucket.meta_info["weights"].items())
+        built(self.rollout).update_weights(weights, version, self.kv_cache)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs of the responses under the policy as it is now."""
-        output = built(self.actor).infer_batch(
-            data, temperature=self.config.rollout.temperature, **self._log_prob_sizes(self.config.rollout)
+        """Log-probs of the responses under the policy as it is now, and what else `meta_info` asks for."""
+        # An engine of a user's own need not know the word.
+        asked = {"sum_pi_squared": True} if data.meta_info.get("sum_pi_squared") else {}
+        sizes = self._log_prob_sizes(self.config.rollout)
+        output = built(self.actor).infer_batch(data, temperature=self.config.rollout.temperature, **asked, **sizes)
+        return DataProto.from_dict(
+            tensors={"old_log_probs": output["log_probs"], **{name: output[name] for name in asked}}
         )
-        return DataProto.from_dict(tensors={"old_log_probs": output["log_probs"]})
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
@@ -185,27 +226,37 @@ class ActorRolloutRefWorker(RoleWorker):
 
     @role_method(Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, data: DataProto) -> dict[str, float]:
-        """PPO's policy update over the dealt mini-batches; metrics of the whole update."""
-        config = self.config.actor
-        metrics = self.train(
-            built(self.actor),
-            data,
-            lambda mini_batch: actor_loss(config, mini_batch),
-            prefix="actor",
-            temperature=self.config.rollout.temperature,
-            **micro_batches(
-                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
-            ),
+        """PPO's policy update over the dealt mini-batches; metrics of the whole update.
+
+        The policy is then of version `meta_info["version"]`, or one more than before.
+        """
+        config, correction, engine = self.config.actor, self.run.correction, built(self.actor)
+        temperature = self.config.rollout.temperature
+        sizes = micro_batches(
+            actor_goes_by_tokens(config),
+            config.ppo_micro_batch_size_per_gpu,
+            config.ppo_max_token_len_per_gpu,
+            usual_rows=UPDATE_ROWS,
         )
+
+        def make_loss(shard: DataProto, mini_batch: MiniBatch) -> LossFn:
+            if correction.weighs_in_update and correction.normalise:
+                log_probs = engine.infer_batch(shard, temperature=temperature, **sizes)["log_probs"]
+                mini_batch = with_mean_weight(mini_batch, engine, shard, log_probs, correction)
+            return actor_loss(config, mini_batch, correction)
+
+        metrics = self.train(engine, data, make_loss, prefix="actor", temperature=temperature, **sizes)
+        self.version = data.meta_info.get("version", self.version + 1)
         self.on_new_weights()
         return metrics
 
     def _log_prob_sizes(self, section: RolloutConfig | RefConfig) -> MicroBatchSize:
-        actor, dynamic = self.config.actor, section.log_prob_use_dynamic_bsz
+        actor, rows = self.config.actor, section.log_prob_micro_batch_size_per_gpu
         return micro_batches(
-            section.log_prob_micro_batch_size_per_gpu,
-            actor.use_dynamic_bsz if dynamic is None else dynamic,
+            by_tokens(section.log_prob_use_dynamic_bsz, rows, otherwise=actor_goes_by_tokens(actor)),
+            rows,
             section.log_prob_max_token_len_per_gpu or actor.ppo_max_token_len_per_gpu,
+            usual_rows=FORWARD_ROWS,
         )
 
 
@@ -262,7 +313,6 @@ class TrainingWorker(RoleWorker):
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, data: DataProto) -> DataProto:
         """The model's score of each response, at its last token; an empty response gets none."""
-        assert data.batch is not None
         scores = at_last_token(self.score(data), data.batch["response_mask"])
         return DataProto.from_dict(tensors={"rm_scores": scores})
 
@@ -271,7 +321,10 @@ class TrainingWorker(RoleWorker):
         inputs = DataProto.from_tensordict(built(self.judged_text)(data))
         config = cast(RewardModelConfig, self.config)
         sizes = micro_batches(
-            config.micro_batch_size_per_gpu, config.use_dynamic_bsz, config.forward_max_token_len_per_gpu
+            config.use_dynamic_bsz,
+            config.micro_batch_size_per_gpu,
+            config.forward_max_token_len_per_gpu,
+            usual_rows=FORWARD_ROWS,
         )
         return built(self.engine).infer_batch(inputs, **sizes)["scores"]
 
@@ -280,7 +333,8 @@ class TrainingWorker(RoleWorker):
         """The value of the state before each response token."""
         config = cast(CriticConfig, self.config)
         max_tokens = config.forward_max_token_len_per_gpu or config.ppo_max_token_len_per_gpu
-        sizes = micro_batches(config.forward_micro_batch_size_per_gpu, config.use_dynamic_bsz, max_tokens)
+        rows = config.forward_micro_batch_size_per_gpu
+        sizes = micro_batches(config.use_dynamic_bsz, rows, max_tokens, usual_rows=FORWARD_ROWS)
         output = built(self.engine).infer_batch(data, **sizes)
         return DataProto.from_dict(tensors={"values": output["values"]})
 
@@ -291,9 +345,35 @@ class TrainingWorker(RoleWorker):
         return self.train(
             built(self.engine),
             data,
-            lambda mini_batch: critic_loss(config, mini_batch),
+            lambda _, mini_batch: critic_loss(config, mini_batch),
             prefix="critic",
             **micro_batches(
-                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+                config.use_dynamic_bsz,
+                config.ppo_micro_batch_size_per_gpu,
+                config.ppo_max_token_len_per_gpu,
+                usual_rows=UPDATE_ROWS,
             ),
         )
+
+
+def in_buckets(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int | None = None
+) -> Iterator[dict[str, torch.Tensor]]:
+    """The policy's weights in parts, for a rollout in other processes.
+
+    In their order, in dictionaries of at most `max_bytes` (BUCKET_BYTES); a larger one is alone.
+
+    >>> from torch import zeros
+    >>> [list(bucket) for bucket in in_buckets([("a", zeros(2)), ("b", zeros(2)), ("c", zeros(9))], max_bytes=16)]
+    [['a', 'b'], ['c']]
+    """
+    max_bytes = max_bytes or BUCKET_BYTES
+    bucket: dict[str, torch.Tensor] = {}
+    size = 0
+    for name, tensor in named_tensors:
+        if bucket and size + tensor.nbytes > max_bytes:
+            yield bucket
+            bucket, size = {}, 0
+        bucket[name] = tensor
+        size += tensor.nbytes
+    yield bucket

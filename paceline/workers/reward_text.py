@@ -89,5 +89,4 @@ class JudgedText:
 
 
 def _valid(data: DataProto, column: str, mask: str) -> list[list[int]]:
-    assert data.batch is not None
     return [row[keep.bool()].tolist() for row, keep in zip(data.batch[column], data.batch[mask], strict=True)]

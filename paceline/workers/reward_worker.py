@@ -45,7 +45,6 @@ class RewardWorker(Worker):
             )
         rewards, info = result["reward_tensor"], result.get(EXTRA_INFO, {})
         _check(rewards, info, data)
-        assert data.batch is not None
         rewards = zero_outside(rewards.float(), data.batch["response_mask"])
         rows = np.empty(len(data), dtype=object)
         rows[:] = [{name: values[row] for name, values in info.items()} for row in range(len(data))]
@@ -54,7 +53,6 @@ class RewardWorker(Worker):
 
 def _check(rewards: Any, info: Any, data: DataProto) -> None:
     """Raise RewardError unless the output of a user's reward function fits the batch."""
-    assert data.batch is not None
     wanted = tuple(data.batch["responses"].shape)
     shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None
     if shape != wanted:

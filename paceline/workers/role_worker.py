@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import logging
+import random
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, TypeVar, Unpack, cast
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
 
+from paceline.algorithms.rollout_correction import NO_CORRECTION, RolloutCorrection
 from paceline.config import FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig
-from paceline.engine import Engine, EngineSpec, LossFn, get_engine
+from paceline.config.derived import TOKEN_BUDGET, backend_for
+from paceline.engine import Engine, EngineSpec, LossFn, MicroBatchSize, get_engine
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
 from paceline.errors import NonFiniteError
@@ -22,12 +28,12 @@ from paceline.files import storage_error
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
 from paceline.workers.losses import MiniBatch, mean_metrics
-from paceline.workers.rng import RoleRng
+from paceline.workers.sampling_thread import TURNS
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Method = TypeVar("Method", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ class RunContext:
     pad_token_id: int = 0
     skip_nonfinite: bool = False
     """Leave an optimizer step out, instead of ending the run, when its loss or gradient is not finite."""
+    correction: RolloutCorrection = NO_CORRECTION
+    """Of samples of another distribution, where it is made during the update (bypass)."""
+    collective_timeout_seconds: float | None = None
+    """How long workers may wait for each other in one collective; None is PyTorch's own limit."""
 
 
 def role_method(dispatch_mode: DispatchMode) -> Callable[[Method], Method]:
@@ -51,17 +61,12 @@ def role_method(dispatch_mode: DispatchMode) -> Callable[[Method], Method]:
     return register(dispatch_mode=dispatch_mode, blocking=False)
 
 
-class MicroBatchSize(TypedDict, total=False):
-    """How an engine is to divide a batch; one of the two."""
+def micro_batches(dynamic: bool | None, rows: int | None, max_tokens: int | None, *, usual_rows: int) -> MicroBatchSize:
+    """Micro-batches of so many rows or, if dynamic, of so many tokens at most.
 
-    micro_batch_size: int
-    """Rows."""
-    max_tokens: int
-
-
-def micro_batches(rows: int, dynamic: bool | None, max_tokens: int | None) -> MicroBatchSize:
-    """Micro-batches of so many rows or, if dynamic, of so many tokens at most."""
-    return {"max_tokens": cast(int, max_tokens)} if dynamic else {"micro_batch_size": rows}
+    The driver chooses a budget of tokens for its workers; one that was made without a driver takes TOKEN_BUDGET.
+    """
+    return {"max_tokens": max_tokens or TOKEN_BUDGET} if dynamic else {"micro_batch_size": rows or usual_rows}
 
 
 @contextmanager
@@ -103,13 +108,15 @@ class RoleWorker(Worker):
         self.writing: Future[None] | None = None
         self.writing_to = ""
 
-    def around_call(self) -> AbstractContextManager[None]:
-        """Every call draws from the role's own random state, also in a subclass."""
-        return self.rng.swapped_in()
+    @contextmanager
+    def around_call(self) -> Iterator[None]:
+        """Every call draws from the role's own random state, also in a subclass, and no thread decodes beside it."""
+        with TURNS.call(), self.rng.swapped_in():
+            yield
 
     def build_engine(
         self,
-        strategy: str,
+        strategy: str | None,
         model: ModelConfig,
         *,
         kind: ModelKind,
@@ -130,8 +137,9 @@ class RoleWorker(Worker):
             lora=lora,
             param_offload=offload is not None and offload.param_offload,
             optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,
+            collective_timeout_seconds=self.run.collective_timeout_seconds,
         )
-        engine = get_engine(strategy)(spec)
+        engine = get_engine(backend_for(strategy, self.world_size))(spec)
         engine.initialize()
         return engine
 
@@ -139,7 +147,7 @@ class RoleWorker(Worker):
         self,
         engine: Engine,
         data: DataProto,
-        make_loss: Callable[[MiniBatch], LossFn],
+        make_loss: Callable[[DataProto, MiniBatch], LossFn],
         *,
         prefix: str,
         temperature: float = 1.0,
@@ -155,7 +163,9 @@ class RoleWorker(Worker):
         with engine.on_device(optimizer=True):
             for shard, mini_batch in dealt_mini_batches(data):
                 try:
-                    steps.append(engine.train_batch(shard, make_loss(mini_batch), temperature=temperature, **sizes))
+                    steps.append(
+                        engine.train_batch(shard, make_loss(shard, mini_batch), temperature=temperature, **sizes)
+                    )
                 except NonFiniteError as error:  # on all ranks alike, before any weight has changed
                     if not self.run.skip_nonfinite:
                         raise
@@ -181,7 +191,7 @@ class RoleWorker(Worker):
         must follow.
         """
         with storage_errors(folder):
-            self.rng.save(Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt")
+            self.rng.save(self._rng_file(folder))
         if self.trained_engine is not None:
             snapshot = self.trained_engine.snapshot()
             self.writing, self.writing_to = self.writer.submit(self.trained_engine.write, snapshot, folder), folder
@@ -199,6 +209,77 @@ class RoleWorker(Worker):
         if self.trained_engine is not None:
             self.trained_engine.load(Path(folder))
             self.on_new_weights()
-        saved = Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt"
+        saved = self._rng_file(folder)
         if saved.exists():  # with more ranks than at saving, the new ones keep the state that they were seeded with
             self.rng.load(saved)
+
+    def _rng_file(self, folder: str) -> Path:
+        return Path(folder) / f"rng_{self.role_name}_rank_{self.rank}.pt"
+
+
+class RoleRng:
+    """Python's, numpy's and torch's random state of one role on one rank, seeded from (seed, role, rank).
+
+    Roles in one process do not depend on each other's draws. Torch has a state on the CPU and one on the accelerator.
+    """
+
+    def __init__(self, seed: int, role: str, rank: int) -> None:
+        words = np.random.SeedSequence([seed, zlib.crc32(role.encode()), rank]).generate_state(3)
+        outside = _random_state()
+        random.seed(int(words[0]))
+        np.random.seed(int(words[1]))
+        torch.manual_seed(int(words[2]))
+        self._state = _random_state()
+        self._is_swapped_in = False
+        _set_random_state(outside)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Run a block on this role's state; the state outside is as it was afterwards."""
+        outside = _random_state()
+        _set_random_state(self._state)
+        self._is_swapped_in = True
+        try:
+            yield
+        finally:
+            self._is_swapped_in = False
+            self._state = _random_state()
+            _set_random_state(outside)
+
+    def save(self, path: Path) -> None:
+        torch.save(_random_state() if self._is_swapped_in else self._state, path)
+
+    def load(self, path: Path) -> None:
+        self._state = torch.load(path, weights_only=True)
+        if self._is_swapped_in:
+            _set_random_state(self._state)
+
+
+def _random_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, cached = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (name, keys.tolist(), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+    }
+    for name, module in _accelerators():
+        state[name] = module.get_rng_state()
+    return state
+
+
+def _accelerators() -> Iterator[tuple[str, Any]]:
+    """Kind and torch's module of this process's accelerator, if it has one: cuda, npu or any other."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        yield accelerator.type, torch.get_device_module(accelerator)
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    version, keys, gauss = state["python"]
+    random.setstate((version, tuple(keys), gauss))
+    name, numpy_keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, np.array(numpy_keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    for kind, module in _accelerators():
+        if kind in state:
+            module.set_rng_state(state[kind])

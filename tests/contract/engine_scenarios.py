@@ -7,6 +7,7 @@ transformers takes longer than everything else.
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -29,10 +30,11 @@ from paceline.engine import Engine, EngineSpec, LossFn, get_engine, logprobs
 from paceline.engine.backends.own_model import OwnModelEngine
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
-from paceline.engine.training_state import full_tensor
+from paceline.engine.training_state import full_tensor, in_main_memory
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 from paceline.speedups import fast_linear
+from tests.device import DEVICE
 
 NUM_ROWS = 6
 PROMPT_WIDTH = 8
@@ -165,7 +167,9 @@ VARIANTS = {
 LORA = LoraSpec(rank=3, alpha=6)
 
 # The gradient itself is looked at, so it is not clipped.
-SPEC = EngineSpec(model=ModelConfig(), kind="causal_lm", optim=OPTIM, grad_clip=1e6, total_optimizer_steps=STEPS)
+SPEC = EngineSpec(
+    model=ModelConfig(), kind="causal_lm", optim=OPTIM, grad_clip=1e6, total_optimizer_steps=STEPS, device=DEVICE
+)
 
 
 class Rank:
@@ -201,7 +205,7 @@ class Rank:
 
 
 def full_weights(engine: Engine) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in engine.named_full_weights()}
+    return in_main_memory(engine.named_full_weights(), keep=True)
 
 
 def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
@@ -210,19 +214,18 @@ def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
 
     def record(*_: Any) -> None:
         if isinstance(engine, OwnModelEngine):
-            gradients.append({name: grad.clone() for name, grad in engine.named_full(lambda parameter: parameter.grad)})
+            gradients.append(in_main_memory(engine.named_full(lambda parameter: parameter.grad), keep=True))
             return
         # FSDP1 holds pieces of gradients; `whole` gathers them, and without FSDP1 does nothing.
         is_fsdp1 = isinstance(engine.root, FullyShardedDataParallel)
         whole = FullyShardedDataParallel.summon_full_params(engine.root, with_grads=True) if is_fsdp1 else nullcontext()
         with whole:
-            gradients.append(
-                {
-                    name.replace("_fsdp_wrapped_module.", ""): full_tensor(parameter.grad).clone()
-                    for name, parameter in engine.model.named_parameters()
-                    if parameter.requires_grad
-                }
+            found = (
+                (name.replace("_fsdp_wrapped_module.", ""), full_tensor(parameter.grad))
+                for name, parameter in engine.model.named_parameters()
+                if parameter.requires_grad
             )
+            gradients.append(in_main_memory(found, keep=True))
 
     engine.optimizer.register_step_pre_hook(record)
     return gradients
@@ -239,10 +242,15 @@ def infer(rank: Rank) -> None:
     }
     for kind, folder in folders.items():
         engine = rank.engine(replace(SPEC, kind=kind, optim=None), folder)
-        random_state = torch.get_rng_state()
+        state = random_state()
         for size in (1, NUM_ROWS):
             rank.seen[f"infer/{kind}/{size}"] = engine.infer_batch(data, micro_batch_size=size, temperature=TEMPERATURE)
-        rank.seen[f"infer/{kind}/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
+        if kind == "causal_lm":
+            asked = {"sum_pi_squared": True, "temperature": TEMPERATURE}
+            rank.seen["infer/sum_pi_squared"] = engine.infer_batch(data, micro_batch_size=2, **asked)
+        rank.seen["device"] = next(engine.model.parameters()).device.type
+        rank.seen[f"infer/{kind}/random_state_kept"] = torch.equal(state, random_state())
+    rank.seen["infer/sum_over_ranks"] = engine.sum_over_ranks(rank.rank + 0.5)
     rank.seen["infer/inputs_kept"] = all(torch.equal(before[name], data.batch[name]) for name in before)
 
 
@@ -267,9 +275,9 @@ def train(rank: Rank) -> None:
         engine = rank.engine(replace(SPEC, kind=kind), folder)
         rank.seen[f"train/{kind}/infer"] = engine.infer_batch(rank.shard(make_mini_batch()), micro_batch_size=2)
         gradients = record_gradients(engine)
-        random_state = torch.get_rng_state()
+        state = random_state()
         rank.seen[f"train/{kind}/metrics"] = rank.train(engine)
-        rank.seen[f"train/{kind}/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
+        rank.seen[f"train/{kind}/random_state_kept"] = torch.equal(state, random_state())
         rank.seen[f"train/{kind}/gradients"] = gradients[0]
         rank.seen[f"train/{kind}/weights"] = full_weights(engine)
 
@@ -361,7 +369,6 @@ def save_and_load(rank: Rank, folder: Path, reference: Path) -> None:
     engine = rank.engine()
     engine.save(folder / "fresh")
     rank.train(engine, steps=STEPS_BEFORE_SAVE)
-    random_state = torch.get_rng_state()
     engine.save(folder / "saved")
     snapshot = engine.snapshot()
     rank.seen["saved/at_save"] = full_weights(engine)
@@ -382,11 +389,11 @@ def save_and_load(rank: Rank, folder: Path, reference: Path) -> None:
     rank.seen["saved/resumed"] = resume(folder / "saved", STEPS_BEFORE_SAVE)
     rank.seen["saved/resumed_from_fresh"] = resume(folder / "fresh", 0)
     rank.seen["saved/resumed_from_reference"] = resume(reference / "saved", STEPS_BEFORE_SAVE)
-    torch.set_rng_state(random_state)
+    state = random_state()
     # What the forward pass gathered must not shadow what is loaded.
     engine.infer_batch(rank.shard(make_mini_batch()), micro_batch_size=2)
     engine.load(folder / "saved")
-    rank.seen["saved/random_state_kept"] = torch.equal(random_state, torch.get_rng_state())
+    rank.seen["saved/random_state_kept"] = torch.equal(state, random_state())
     rank.seen["saved/loaded"] = full_weights(engine)
     rank.seen["saved/missing"] = failure(CheckpointError, lambda: engine.load(folder / "nowhere"))
 
@@ -457,8 +464,11 @@ def offload(rank: Rank, folder: Path) -> None:
     if not get_engine(rank.backend.strategy).takes_offload:
         rank.seen["offloaded/refused"] = failure(ConfigError, lambda: rank.engine(spec))
         return
+    before = memory_on_device()
     engine = rank.engine(spec)
     rank.train(engine, steps=STEPS_BEFORE_SAVE)
+    rank.seen["offloaded/bytes_left"] = memory_on_device() - before
+    rank.seen["offloaded/bytes_of_weights"] = sum(weight.nbytes for weight in full_weights(engine).values())
     engine.save(folder / "offloaded")
     other = rank.engine(spec)
     other.load(folder / "offloaded")
@@ -467,10 +477,11 @@ def offload(rank: Rank, folder: Path) -> None:
 
 
 def move(rank: Rank) -> None:
-    """On a machine without accelerator there is one place to be; training goes on there."""
+    """To main memory and back; without an accelerator both are one place."""
     engine = rank.engine()
     rank.train(engine, steps=1)
     engine.to("cpu")
+    engine.to(DEVICE)
     rank.train(engine, steps=STEPS - 1, first=1)
     rank.seen["moved/weights"] = full_weights(engine)
     rank.seen["moved/module_is_shared"] = engine.module is not None
@@ -483,6 +494,20 @@ def failure(expected: type[Exception], call: Callable[[], Any]) -> str:
     except expected as error:
         return str(error)
     return ""
+
+
+def memory_on_device() -> int:
+    """Bytes of this process's tensors on its accelerator; 0 without one."""
+    gc.collect()
+    return 0 if DEVICE == "cpu" else torch.accelerator.memory_allocated()
+
+
+def random_state() -> Tensor:
+    """Of the CPU and, behind it, of the device."""
+    states = [torch.get_rng_state()]
+    if DEVICE != "cpu":
+        states.append(torch.get_device_module(DEVICE).get_rng_state())
+    return torch.cat(states)
 
 
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -527,6 +552,7 @@ def run_backend(backend: Backend, models: Models, folder: Path, reference: Path)
 def _run_rank(rank: int, backend: Backend, models: Models, folder: Path, reference: Path, port: int) -> None:
     torch.set_num_threads(1)
     environment = {"RANK": rank, "WORLD_SIZE": backend.num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment["LOCAL_RANK"] = rank
     os.environ.update({name: str(value) for name, value in environment.items()})
     torch.save(run_scenarios(backend, models, folder, reference, rank), folder / f"rank{rank}.pt")
     dist.destroy_process_group()

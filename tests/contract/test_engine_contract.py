@@ -33,7 +33,10 @@ from tests.contract.engine_scenarios import (
     Backend,
     Models,
 )
+from tests.device import DEVICE
 from tests.tiny import make_tiny_model
+
+pytestmark = pytest.mark.device
 
 # Add a backend here to hold it to the contract. Those of optional packages are tried where these are installed.
 BACKENDS = [Backend("local", 1), Backend("fsdp", 1), Backend("fsdp", 2), Backend("fsdp2", 1), Backend("fsdp2", 2)]
@@ -53,7 +56,8 @@ OPTIONAL = {
         for tensor_parallel, model_type in [(1, "llama"), (2, "llama"), (1, "qwen3"), (2, "qwen3")]
     ],
 }
-BACKENDS += [backend for package in OPTIONAL if find_spec(package) for backend in OPTIONAL[package]]
+if DEVICE in ("cpu", "cuda"):
+    BACKENDS += [backend for package in OPTIONAL if find_spec(package) for backend in OPTIONAL[package]]
 KINDS = ["causal_lm", "value", "sequence_classification"]
 
 
@@ -163,6 +167,7 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(run: Run, models: Mod
     model = AutoModelForCausalLM.from_pretrained(models.tied)
     log_probs = torch.zeros(NUM_ROWS, RESPONSE_WIDTH)
     entropy = torch.zeros(NUM_ROWS, RESPONSE_WIDTH)
+    squares = torch.zeros(NUM_ROWS, RESPONSE_WIDTH)
     for row, tokens, num_response in unpadded_rows():
         if row == PADDING_ROW:
             continue
@@ -170,7 +175,10 @@ def test_log_probs_and_entropy_are_those_of_each_row_alone(run: Run, models: Mod
         distribution = torch.distributions.Categorical(logits=logits / TEMPERATURE)
         log_probs[row, :num_response] = distribution.log_prob(tokens[-num_response:])
         entropy[row, :num_response] = distribution.entropy()
-    close(run.rows("infer/causal_lm/1"), {"log_probs": log_probs, "entropy": entropy}, 1e-5)
+        squares[row, :num_response] = distribution.probs.square().sum(dim=-1)
+    expected = {"log_probs": log_probs, "entropy": entropy}
+    close(run.rows("infer/causal_lm/1"), expected, 1e-5)
+    close(run.rows("infer/sum_pi_squared"), expected | {"sum_pi_squared": squares}, 1e-5)
 
 
 @torch.no_grad()
@@ -198,6 +206,11 @@ def test_inference_depends_neither_on_micro_batches_nor_on_backends(run: Run, re
     close(outputs, run.rows(f"infer/{kind}/1"), 1e-5)
     close(outputs, reference.rows(f"infer/{kind}/1"), 1e-5)
     assert all(output.dtype == torch.float32 and not output.is_inference() for output in outputs.values())
+
+
+def test_a_number_is_summed_over_ranks(run: Run) -> None:
+    """Rank r passed r + 0.5, so n ranks have n^2 / 2 together."""
+    assert [seen["infer/sum_over_ranks"] for seen in run.ranks] == [len(run.ranks) ** 2 / 2] * len(run.ranks)
 
 
 def test_inputs_and_random_state_stay_as_they_are(run: Run) -> None:
@@ -495,9 +508,21 @@ def test_offloading_between_calls_changes_nothing(run: Run) -> None:
     assert scenarios.equal(run["offloaded/weights"], run["train/causal_lm/weights"])
 
 
+def test_what_is_offloaded_is_not_on_the_device_between_calls(run: Run) -> None:
+    skip_if_refused(run, "offloaded")
+    for seen in run.ranks:
+        # Tables of the rotary embeddings stay; parameters and two moments each would be three times the weights.
+        assert seen["offloaded/bytes_left"] < 0.1 * seen["offloaded/bytes_of_weights"]
+
+
 def test_moving_the_engine_does_not_change_training(run: Run) -> None:
     assert scenarios.equal(run["moved/weights"], run["train/causal_lm/weights"])
     assert run["moved/module_is_shared"] == (run.backend.strategy == "local")
+
+
+def test_the_weights_were_on_the_device_of_this_session(run: Run, request: pytest.FixtureRequest) -> None:
+    name = {"simulated": "npu"}.get(option := request.config.getoption("--device"), option)
+    assert [seen["device"] for seen in run.ranks] == [name] * run.backend.num_ranks
 
 
 def test_every_backend_is_registered_under_its_name() -> None:

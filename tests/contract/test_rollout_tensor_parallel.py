@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import DataError, PacelineError
-from paceline.rollout.rollout_interface import Completion, RolloutEngine, RolloutSpec, SamplingParams
-from tests.contract.test_rollout_contract import (
+from paceline.rollout.rollout_interface import Completion, Request, RolloutEngine, RolloutSpec, SamplingParams
+from tests.contract.rollout_engines import (
     EOS,
     PAD,
     TOLERANCE,
@@ -79,6 +79,8 @@ def run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
         found["reversed"] = engine.generate(prompts[::-1], SAMPLED, seeds[::-1])[::-1]
         with pytest.raises(DataError, match=r"prompts \[0\] have no tokens"):  # on both ranks
             engine.generate([[5]] if rank == 0 else [[]], GREEDY, [0])
+        with pytest.raises(PacelineError, match=r"2 ranks share this vLLM .* takes batches by `generate`"):
+            engine.submit([Request(0, [5], GREEDY, seed=0)])
         weights = AutoModelForCausalLM.from_pretrained(folder / "other").state_dict()
         with pytest.raises(PacelineError, match=r"'model\.nonsense'"):
             engine.update_weights([*weights.items(), ("model.nonsense", torch.zeros(1))])

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.protocol import DataProto
+from paceline.protocol import DataProto, DataProtoFuture
 from paceline.schema import COLUMNS, REQUEST_COLUMNS
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
-from paceline.trainer.ppo import ray_trainer
-from paceline.trainer.ppo.ray_trainer import Later, RayPPOTrainer
+from paceline.trainer.ppo import phases
+from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from paceline.trainer.ppo.step import Step
 from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import as_omegaconf
 
@@ -65,8 +66,14 @@ def run_steps(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Flow:
             flow.saw("make_requests", DataProto.from_dict(), part)
         return requests, labels
 
-    make_requests = ray_trainer.make_requests
-    monkeypatch.setattr(ray_trainer, "make_requests", watched_requests)
+    def watched_dealing(data: DataProto, **kwargs: Any) -> DataProto:
+        dealt = deal_mini_batches(data, **kwargs)
+        flow.written["deal_mini_batches"] |= names(dealt) - names(data)
+        return dealt
+
+    make_requests, deal_mini_batches = phases.make_requests, phases.deal_mini_batches
+    monkeypatch.setattr(phases, "deal_mini_batches", watched_dealing)
+    monkeypatch.setattr(phases, "make_requests", watched_requests)
     trainer = TaskRunner().build_trainer(complete_config(as_omegaconf(config)), WatchedGroup)
     watch_phases(trainer, flow, monkeypatch)
     trainer.init_workers()
@@ -77,29 +84,37 @@ def run_steps(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Flow:
 def watch_phases(trainer: RayPPOTrainer, flow: Flow, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's own phases take and give batches; an input that a phase does not need is not offered to it."""
 
-    def watched_advantages(batch: DataProto) -> DataProto:
+    def watched_advantages(step: Step) -> None:
+        batch = step.batch
         needed = [name for name, column in COLUMNS.items() if "compute_advantages" in column.consumers]
         wanted = {
             "batch_keys": [name for name in batch.batch.keys() if name in needed],  # noqa: SIM118 - a TensorDict
             "non_tensor_batch_keys": [name for name in batch.non_tensor_batch if name in needed],
         }
         offered = batch.select(**wanted)
-        result = compute_advantages(offered.select())
-        flow.saw("compute_advantages", offered, result)
-        return batch.union(result)
+        step.batch = offered.select()
+        compute_advantages(step)
+        flow.saw("compute_advantages", offered, step.batch)
+        step.batch = batch.union(step.batch)
 
-    def watched_baselines(*args: Any) -> Later | None:
+    def watched_baselines(*args: Any) -> DataProtoFuture | None:
         baselines = score_baselines(*args)
         if baselines is None:
             return None
 
-        def get() -> DataProto:
-            result = baselines.get()
+        def watch(result: DataProto) -> DataProto:
             flow.saw("score_baselines", DataProto.from_dict(), result)
             return result
 
-        return Later(get)
+        return baselines.then(watch)
 
+    def watched_responses(step: Step) -> None:
+        take_responses(step)
+        own = step.batch.select(batch_keys=["policy_versions"], non_tensor_batch_keys=[])
+        flow.saw("take_responses", own, own)
+
+    take_responses = trainer.take_responses
+    monkeypatch.setattr(trainer, "take_responses", watched_responses)
     compute_advantages, score_baselines = trainer.compute_advantages, trainer.score_baselines
     monkeypatch.setattr(trainer, "compute_advantages", watched_advantages)
     monkeypatch.setattr(trainer, "score_baselines", watched_baselines)
@@ -107,16 +122,24 @@ def watch_phases(trainer: RayPPOTrainer, flow: Flow, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def flows(tmp_path_factory: pytest.TempPathFactory) -> list[Flow]:
-    """All roles and terms once: PPO with critic, reference and reward model; ReMax for its baseline."""
+    """All roles and terms once: PPO with critic, reference, reward model and corrected rollout; ReMax for its baseline,
+    with a loss that chooses tokens."""
     folder = tmp_path_factory.mktemp("flow")
     material = make_mixed_material(folder / "material")
     kl = {
         "algorithm__use_kl_in_reward": True,
         "actor_rollout_ref__actor__tis_imp_ratio_cap": 2.0,
+        "algorithm__rollout_correction__rollout_rs": "token_k1",
+        "algorithm__rollout_correction__rollout_rs_threshold": 2.0,
+        "actor_rollout_ref__actor__calculate_sum_pi_squared": True,
         "trainer__total_training_steps": 1,
         "data__val_files": None,
     }
-    remax = {"algorithm__adv_estimator": "remax", **kl}
+    remax = {
+        "algorithm__adv_estimator": "remax",
+        "actor_rollout_ref__actor__policy_loss__loss_mode": "kl_cov",
+        **kl,
+    }
     flows = []
     for name, changes in {"ppo": kl, "remax": remax}.items():
         with pytest.MonkeyPatch.context() as monkeypatch:
@@ -132,9 +155,15 @@ def test_every_phase_gets_no_column_that_it_does_not_declare(flows: list[Flow]) 
             assert read - declared - {"ability"} == set(), phase
 
 
+OF_REQUESTS = ("is_finished", "request_id")
+"""Columns of requests that come one by one: `tests/unit/workers/test_request_calls.py`."""
+
+
 def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
     read = {(name, phase) for flow in flows for phase, columns in flow.read.items() for name in columns}
     for name, column in COLUMNS.items():
+        if name in OF_REQUESTS:
+            continue
         for phase in column.consumers:
             if phase != "score" and name != "token_level_rewards":  # what passes inside of a phase of the driver
                 assert (name, phase) in read
@@ -143,6 +172,8 @@ def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
 def test_every_column_is_written_by_its_producer(flows: list[Flow]) -> None:
     written = {(name, phase) for flow in flows for phase, columns in flow.written.items() for name in columns}
     for name, column in COLUMNS.items():
+        if name in OF_REQUESTS:
+            continue
         if column.producer != "RLHFDataset":
             assert (name, column.producer) in written
     strangers = {name for name, _ in written} - set(COLUMNS) - {"ability"}

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from paceline.errors import NonFiniteError, RewardError
-from paceline.protocol import DataProto
+from paceline.protocol import DataProto, DataProtoFuture
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
-from paceline.trainer.ppo.ray_trainer import Later, RayPPOTrainer
+from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process
 from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics
@@ -47,11 +48,11 @@ def poison_column(trainer: RayPPOTrainer, phase: str, column: str, *values: floa
     """The first entries of a column that a phase gives are `values` in the broken step."""
     original = getattr(trainer, phase)
 
-    def poisoned(batch: DataProto) -> Later:
+    def poisoned(batch: DataProto) -> DataProtoFuture:
         given = original(batch).get()
         if trainer.global_step == BROKEN_STEP:
             given.batch[column][0, : len(values)] = torch.tensor(values)
-        return Later(lambda: given)
+        return DataProtoFuture.of(given)
 
     setattr(trainer, phase, poisoned)
 
@@ -89,7 +90,7 @@ def state_of(run_dir: Path, step: int) -> dict[str, Any]:
     assert {"actor/model.safetensors", "actor/optimizer.pt"} <= state.keys()
     (driver,) = (path for path in folder.glob("*.json") if path.name != "manifest.json")
     kept = json.loads(driver.read_text())
-    del kept["global_step"], kept["dataloader"]
+    del kept["global_step"], kept["dataloader"], kept["version"]  # positions, which move with every step
     return state | kept
 
 
@@ -223,10 +224,10 @@ def test_other_optimizer_steps_of_an_update_go_on(material: Path, tmp_path: Path
     trainer = build_in_process(config(material, tmp_path))
     update_actor = trainer.update_actor
 
-    def overflowing(batch: DataProto) -> Any:
-        if trainer.global_step == BROKEN_STEP:
-            batch.batch["advantages"][:4] = 3e38
-        return update_actor(batch)
+    def overflowing(step: Step) -> Any:
+        if step.number == BROKEN_STEP:
+            step.batch.batch["advantages"][:4] = 3e38
+        return update_actor(step)
 
     trainer.update_actor = overflowing
     trainer.fit()

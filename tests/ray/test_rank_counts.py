@@ -48,6 +48,46 @@ def test_two_sharded_ranks_train_like_one_process_on_recorded_responses(tmp_path
     assert_alike(one[-1:], moved)  # its third step, by two ranks that went on from what one rank had saved
 
 
+CORRECTION = "algorithm__rollout_correction__"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {
+            "actor_rollout_ref__actor__policy_loss__loss_mode": "clip_cov",
+            "actor_rollout_ref__actor__policy_loss__clip_cov_ratio": 0.05,
+            "actor_rollout_ref__actor__policy_loss__clip_cov_lb": 0.01,
+            f"{CORRECTION}rollout_is": "token",
+            f"{CORRECTION}rollout_rs": "seq_mean_k3",
+            f"{CORRECTION}rollout_rs_threshold": 0.1,
+        },
+        {
+            f"{CORRECTION}bypass_mode": True,
+            f"{CORRECTION}loss_type": "reinforce",
+            f"{CORRECTION}rollout_is": "sequence",
+            f"{CORRECTION}rollout_is_batch_normalize": True,
+        },
+    ],
+    ids=["chosen tokens", "bypass"],
+)
+def test_what_looks_at_a_whole_mini_batch_is_the_same_on_two_ranks(tmp_path: Path, changes: dict[str, Any]) -> None:
+    material = make_material(tmp_path / "material")
+    common = {
+        "data__train_batch_size": 7,
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 7,
+        "actor_rollout_ref__actor__ppo_epochs": 2,
+        "actor_rollout_ref__actor__shuffle": True,
+        "trainer__total_training_steps": 2,
+        **changes,
+    }
+    train_in_process(base_config(material, tmp_path / "one", **common), ReplayRunner)
+    two_ranks = base_config(material, tmp_path / "two", **common, trainer__n_gpus_per_node=2, **FSDP2)
+    run_ppo(as_omegaconf(two_ranks), task_runner_class=ReplayRunner)
+    assert_alike(results(tmp_path / "one"), results(tmp_path / "two"))
+
+
 def assert_alike(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> None:
     assert [set(line) for line in expected] == [set(line) for line in found]
     for line, other in zip(expected, found, strict=True):

@@ -70,7 +70,7 @@ def test_a_run_survives_the_death_and_the_silence_of_rays_own_processes_and_of_i
     material = make_material(tmp_path / "material")
     train_in_process(base_config(material, tmp_path / "undisturbed", **(chaos.SETTINGS | ONE_DEVICE)))
     strike = chaos.Strike(victim, number, step=5, seconds=0.0)
-    said = chaos.disturbed(material, tmp_path / "disturbed", strike, seconds=120)
+    said = chaos.disturbed("sync", material, tmp_path / "disturbed", strike, seconds=120)
     assert "1 restart, " in said, (tmp_path / "disturbed.txt").read_text()
     assert results(tmp_path / "disturbed") == results(tmp_path / "undisturbed")
 

@@ -279,6 +279,11 @@ def test_futures_reach_every_kind_of_dispatch(three, two):
     assert three.by_pair(future).batch["x"].tolist() == list(range(6))
     assert three.apply(torch.square, future).batch["y"].tolist() == [0, 1, 4, 9, 16, 25]
     assert two.shift(DataProtoFuture.concat(future.chunk(3)[1:]), by=0).get().batch["x"].tolist() == [2, 3, 4, 5]
+    calls = []
+    reversed_rows = future.then(lambda data: calls.append(len(data)) or data[::-1])
+    assert two.shift(reversed_rows, by=1).get().batch["x"].tolist() == [6, 5, 4, 3, 2, 1]
+    assert three.sum_of(DataProtoFuture.concat([reversed_rows, future])) == [30, 30, 30]
+    assert calls == [6]
 
 
 def test_an_empty_batch_is_an_error_also_when_it_is_a_future(three, two):

@@ -64,7 +64,7 @@ def test_a_failed_part_leaves_an_existing_page_alone(returncode, left, tmp_path,
 
 def test_the_page_has_the_versions_of_the_peers_that_are_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "ROOT", tmp_path)
-    monkeypatch.setattr(bench, "PEERS", {"pytest": "ppo_step", "missing": "transport"})
+    monkeypatch.setattr(bench, "PEERS", {"pytest": ("ppo_step",), "missing": ("transport",)})
     python = tmp_path / ".peers" / "pytest" / "bin" / "python"
     python.parent.mkdir(parents=True)
     # Not a link: this interpreter finds its packages by the place that it is started from.

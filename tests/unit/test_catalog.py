@@ -1,18 +1,37 @@
+"""What a configuration chooses by name: the catalogue tells the truth, and a name means one thing."""
+
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import sys
 import uuid
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.algorithms.advantages import needs_baseline, needs_critic, needs_groups, register_adv_estimator
-from paceline.algorithms.policy_loss import get_policy_loss, register_policy_loss, usual_loss_agg_mode
-from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
-from paceline.config.checks import check_config, known_names
+from paceline.algorithms.advantages import estimator_needs, get_adv_estimator, register_adv_estimator
+from paceline.algorithms.policy_loss import get_policy_loss, loss_traits, register_policy_loss
+from paceline.catalog import (
+    BACKENDS,
+    ESTIMATORS,
+    LOGGERS,
+    LOSSES,
+    ROLLOUTS,
+    Catalog,
+    EstimatorEntry,
+    NameEntry,
+    Registry,
+)
+from paceline.config.checks import check_config
 from paceline.config.load import load_config
 from paceline.engine import HfEngine, engine_interface, get_engine, register_engine
+from paceline.errors import ConfigError
+from paceline.rewards import _select_rm_score_fn, by_source, register_scorer
 from paceline.rollout import rollout_interface
 from paceline.rollout.rollout_interface import get_rollout, register_rollout
 
@@ -26,11 +45,11 @@ def test_every_built_in_name_lives_where_the_catalogue_says(catalog: Any) -> Non
 
 def test_what_is_registered_is_what_the_catalogue_says() -> None:
     for name, entry in ESTIMATORS.built_in.items():
-        found = (needs_critic(name), needs_groups(name), needs_baseline(name))
-        assert found == (entry.needs_critic, entry.needs_groups, entry.needs_baseline)
+        assert get_adv_estimator(name).__module__ == entry.module
+        assert estimator_needs(name) == entry
     for name, loss in LOSSES.built_in.items():
         assert get_policy_loss(name).__module__ == loss.module
-        assert usual_loss_agg_mode(name) == loss.loss_agg_mode
+        assert loss_traits(name) == loss
 
 
 @pytest.mark.parametrize("name", [name for name, entry in BACKENDS.built_in.items() if not entry.package])
@@ -62,13 +81,102 @@ def test_registering_adds_to_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> N
             },
         }
     )
-    known = known_names(cfg)
-    assert name in known.critic_estimators
-    assert name in known.baseline_estimators
-    assert name not in known.group_estimators
-    assert not [problem for problem in check_config(cfg, known=known) if name in problem]
+    assert ESTIMATORS.get(name) == EstimatorEntry(needs_critic=True, needs_baseline=True)
+    assert not [problem for problem in check_config(cfg) if name in problem]
     # What its class refuses is told before anything starts.
     model = replace(cfg.actor_rollout_ref.model, compute_dtype="bfloat16")
     other = replace(cfg, actor_rollout_ref=replace(cfg.actor_rollout_ref, model=model))
-    [problem] = [problem for problem in check_config(other, known=known) if name in problem]
+    [problem] = [problem for problem in check_config(other) if name in problem]
     assert problem.startswith("actor_rollout_ref.model.compute_dtype=bfloat16")
+
+
+MODULE = """
+from paceline.algorithms.advantages import register_adv_estimator
+from paceline.algorithms.policy_loss import register_policy_loss
+from paceline.engine.engine_interface import register_engine
+from paceline.rewards import register_scorer
+from paceline.rollout.rollout_interface import register_rollout
+
+
+@register_adv_estimator(NAME, needs_critic=False)
+def estimator(*, token_level_rewards, response_mask, **_):
+    return token_level_rewards, token_level_rewards
+
+
+@register_policy_loss(NAME)
+def loss(old_log_prob, log_prob, advantages, response_mask, *, agg, **_):
+    return agg(-advantages * log_prob), {}
+
+
+@register_engine(NAME)
+class Engine: ...
+
+
+@register_rollout(NAME)
+class Rollout: ...
+
+
+def score(solution_str, ground_truth, extra_info=None):
+    return 1.0
+
+
+register_scorer(NAME, score)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget_names() -> Iterator[None]:
+    """Messages elsewhere list all names."""
+    yield
+    for registry in (engine_interface._ENGINES, rollout_interface._ENGINES):
+        for name in [name for name in registry._entries if name.startswith("test-")]:
+            del registry._entries[name]
+
+
+def test_a_module_that_registers_may_be_imported_twice_and_the_latest_is_kept(tmp_path: Path, monkeypatch):
+    name, module_name = f"test-{uuid.uuid4()}", f"registers_{uuid.uuid4().hex}"
+    (tmp_path / f"{module_name}.py").write_text(f"NAME = {name!r}\n{MODULE}")
+    monkeypatch.syspath_prepend(tmp_path)
+    # All scorers travel with a reward manager, and another process could not import this one.
+    monkeypatch.setattr(by_source._SCORERS, "_entries", dict(by_source._SCORERS._entries))
+    first = importlib.import_module(module_name)
+    del sys.modules[module_name]
+    second = importlib.import_module(module_name)
+    assert first.loss is not second.loss
+    assert get_adv_estimator(name) is second.estimator
+    assert get_policy_loss(name) is second.loss
+    assert get_engine(name) is second.Engine
+    assert get_rollout(name) is second.Rollout
+    assert _select_rm_score_fn(name) is second.score
+    register_engine(name)(second.Engine)
+    register_rollout(name)(second.Rollout)
+    register_scorer(name, second.score)
+
+
+def test_another_function_under_a_name_that_is_taken_is_refused():
+    name = f"test-{uuid.uuid4()}"
+    engine, other = type("First", (), {}), type("Second", (), {})
+    register_engine(name)(engine)
+    with pytest.raises(ConfigError, match="already registered"):
+        register_engine(name)(other)
+    one, two = (lambda: 1), (lambda: 2)
+    register_rollout(name)(one)
+    register_rollout(name)(one)
+    with pytest.raises(ConfigError, match="already registered"):
+        register_rollout(name)(two)
+
+
+@dataclass(frozen=True)
+class Record:
+    function: object
+
+
+def test_records_are_the_same_if_their_functions_are_and_give_way_only_to_an_override():
+    registry: Registry[Record, NameEntry] = Registry(Catalog("data_source", {}))
+    registry.register("mine")(Record(partial(sorted, reverse=True)))
+    registry.register("mine")(Record(partial(sorted, reverse=True)))
+    other = Record(partial(sorted, reverse=False))
+    with pytest.raises(ConfigError, match="data_source=mine is already registered"):
+        registry.register("mine")(other)
+    registry.register("mine", override=True)(other)
+    assert registry.entries == {"mine": other}

@@ -28,7 +28,8 @@ ONLY_IMPORTED = {
     ("README.md", "def fit("): "compared with the loop in tests/ray/test_commands.py",
     ("README.md", "run_ppo("): "trains on Ray in tests/ray/test_commands.py",
     ("docs/data.md", "make_dataloader("): "has its files in tests/unit/data/test_docs.py",
-    ("docs/rollout.md", "NativeRollout("): "has its model in tests/unit/rollout/test_docs.py",
+    ("docs/rollout.md", "rollout.generate("): "has its model in tests/unit/rollout/test_docs.py",
+    ("docs/rollout.md", "rollout.submit("): "has its model in tests/unit/rollout/test_docs.py",
     ("docs/single_controller.md", "ray.init("): "runs on Ray in tests/ray/test_single_controller.py",
     ("docs/single_controller.md", "trainer.fit()"): "trains in tests/learn/test_docs.py",
 }
@@ -42,7 +43,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     for registry in (engines, rollouts):
         monkeypatch.delitem(registry._ENGINES._entries, "mine", raising=False)
-    monkeypatch.setattr(code, "_shared", None)
+    monkeypatch.setattr(code, "_given", None)
     make_tiny_model(tmp_path / "models" / "qwen")
     for run in ("a", "b"):
         (tmp_path / "runs" / run).mkdir(parents=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import StorageError
-from paceline.files import replacing, replacing_folder, storage_error, storage_errors_in_words, write_atomically
+from paceline.files import readable_storage_errors, replacing, replacing_folder, storage_error, write_atomically
 from paceline.report.timeline import TimelineWriter, read_events
 from paceline.report.trackers import JsonlTracker, read_metrics
 
@@ -67,13 +67,15 @@ def test_other_errors_of_the_system_are_left_as_they_are(tmp_path: Path) -> None
 
 
 def raise_in_block(folder: Path, error: OSError) -> None:
-    with storage_errors_in_words(folder):
+    with readable_storage_errors(folder):
         raise error
 
 
 def test_an_error_without_a_number_names_the_folder(tmp_path: Path) -> None:
     message = str(storage_error(tmp_path / "not" / "made", RuntimeError("file write failed")))
     assert message.startswith(f"{tmp_path}/not/made can't be written: file write failed. Its disk has ")
+    lost = RuntimeError("Error while serializing: I/O error: No such file or directory (os error 2)")
+    assert "The folder was removed while the run wrote to it" in str(storage_error(tmp_path / "gone", lost))
 
 
 @pytest.mark.parametrize("many_writers", [False, True])

@@ -5,7 +5,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+import pytest
 
 import paceline
 
@@ -14,13 +17,13 @@ PACKAGE = Path(paceline.__file__).parent
 # Small modules that every layer may use. They know one another, and neither torch nor Ray.
 GROUND = (
     "catalog",
+    "command_line",
     "errors",
     "external",
     "files",
     "log_file",
     "machine",
     "redaction",
-    "registry",
     "run_folder",
     "schema",
     "text",
@@ -46,7 +49,6 @@ LEVELS = {
 # Packages that a layer must do without, also inside functions.
 FORBIDDEN = {
     **{name: {"ray", "torch", "transformers"} for name in GROUND},
-    "catalog": {"ray", "torch", "transformers", "paceline"},
     "config": {"ray", "torch", "transformers"},
     "algorithms": {"ray", "transformers"},
     "protocol": {"transformers"},
@@ -57,7 +59,7 @@ FORBIDDEN = {
     "engine": {"ray"},
     "rollout": {"ray"},
     "speedups": {"ray", "paceline.config", "paceline.algorithms"},
-    "private_apis": {"ray", "paceline"},
+    "private_apis": {"paceline"},
 }
 
 
@@ -69,19 +71,23 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield layer, file
 
 
-def imports(file: Path) -> Iterator[str]:
-    """Full names of everything that a file imports, anywhere in it."""
+@cache
+def imports(file: Path, only_at_the_top: bool = False) -> list[str]:
+    """Full names of everything that a file imports, anywhere in it or when it is loaded."""
     package = ".".join(["paceline", *file.relative_to(PACKAGE).parent.parts])
-    for node in ast.walk(ast.parse(file.read_text())):
+    names: list[str] = []
+    tree = ast.parse(file.read_text())
+    for node in tree.body if only_at_the_top else ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = ".".join(
                     [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
                 )
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+            names += [f"{base}.{alias.name}" for alias in node.names]
+    return names
 
 
 def layer_of(name: str) -> str | None:
@@ -117,6 +123,22 @@ def test_layers_do_without_the_packages_that_are_not_theirs():
     assert found == []
 
 
+def test_only_layers_that_know_ray_use_its_private_names():
+    users = {layer for layer, file in modules() for name in imports(file) if "ray_private" in name}
+    assert users <= {"single_controller", "trainer", "cli"}
+
+
+def test_private_names_of_other_libraries_stand_in_private_apis():
+    private = re.compile(r"\b(ray|torch|transformers|vllm|peft)(\.\w+)*\._[a-z]\w*|internal_kv|__ray_metadata__")
+    found = [
+        f"{file.relative_to(PACKAGE)}: {match[0]}"
+        for layer, file in modules()
+        if layer != "private_apis"
+        for match in private.finditer(file.read_text())
+    ]
+    assert found == []
+
+
 def test_only_the_task_runner_names_worker_classes():
     """The trainer gets its worker classes as data, so that users can bring their own."""
     named = [
@@ -129,23 +151,44 @@ def test_only_the_task_runner_names_worker_classes():
     assert named == []
 
 
-def loaded_after(code: str) -> set[str]:
-    """Which of the heavy packages a fresh Python has loaded after `code`."""
-    program = f"import sys\n{code}\nprint(*sorted({{'ray', 'torch', 'transformers'}} & set(sys.modules)))"
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    return set(output.stdout.split())
+HEAVY = ("ray", "torch", "transformers")
+LIGHT = {
+    "paceline": "import paceline, paceline.errors, paceline.config",
+    "the ground floor": f"import {', '.join(f'paceline.{name}' for name in GROUND)}",
+    "config": "import paceline.config.checks, paceline.config.describe, paceline.config.overrides",
+    "the entry": "import paceline.trainer.main_ppo",
+}
+"""What is quick, because it loads no heavy package."""
 
 
-def test_import_paceline_loads_nothing_heavy():
-    assert loaded_after("import paceline, paceline.errors, paceline.config") == set()
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, list[str]]:
+    """For each of LIGHT the heavy packages that a fresh Python has loaded after it and those before it."""
+    look = f"\nimport sys; print(*[name for name in {HEAVY} if name in sys.modules])\n"
+    program = look.join([*LIGHT.values(), ""])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return dict(zip(LIGHT, map(str.split, done.stdout.split("\n")), strict=False))
 
 
-def test_the_ground_floor_loads_nothing_heavy():
-    assert loaded_after(f"import {', '.join(f'paceline.{name}' for name in GROUND)}") == set()
+@pytest.mark.parametrize("what", LIGHT)
+def test_what_answers_at_once_loads_nothing_heavy(loaded: dict[str, list[str]], what: str):
+    assert loaded[what] == []
 
 
-def test_the_entry_loads_nothing_heavy_until_it_runs():
-    assert loaded_after("import paceline.trainer.main_ppo") == set()
+def test_neither_the_controllers_base_nor_the_protocol_loads_ray_or_transformers():
+    files = {".".join(["paceline", *file.relative_to(PACKAGE).with_suffix("").parts]): file for _, file in modules()}
+    files = {name.removesuffix(".__init__"): file for name, file in files.items()}
+    todo, seen = {"paceline.protocol", "paceline.single_controller.base"}, set()
+    while todo:
+        name = todo.pop()
+        seen.add(name)
+        if name in files:
+            todo |= {*imports(files[name], only_at_the_top=True), name.rpartition(".")[0]}
+        elif name.startswith("paceline."):  # a name in a module
+            todo.add(name.rpartition(".")[0])
+        todo -= seen
+    assert {"paceline.protocol.batch", "paceline.single_controller.base.worker_group", "torch"} <= seen
+    assert {name for name in seen if name.partition(".")[0] in ("ray", "transformers")} == set()
 
 
 def test_speedups_are_reached_by_their_seam_alone():

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.cli.parser import make_parser
+from paceline.cli import make_parser
 from paceline.cli.quickstart.task import DATA_SOURCE, split_sums, write_parquet
+from paceline.command_line import errors_as_exit_codes
 from paceline.files import replacing_folder
+from paceline.log_file import configure_logging
 from paceline.run_folder import METRICS_FILE, default_run_dir
 
 if TYPE_CHECKING:
@@ -60,8 +62,6 @@ def main(argv: Sequence[str]) -> int:
     """Prepare, train, and print one line with the accuracy before and after. Gives the exit code."""
     arguments = _parser().parse_intermixed_args(argv)
 
-    from paceline.trainer.main_ppo import configure_logging, errors_as_exit_codes
-
     configure_logging()
     with errors_as_exit_codes():
         line = run(arguments.placement, arguments.overrides)
@@ -93,7 +93,8 @@ def run(placement: str, overrides: Sequence[str]) -> str | None:
     if config.trainer.dry_run:
         with tempfile.TemporaryDirectory() as folder:
             if makes_model:
-                config.actor_rollout_ref.model.path = str(_save_untrained(Path(folder), config.trainer.seed))
+                model = prepare_model(Path(folder) / "model", seed=config.trainer.seed, pretrained=False)
+                config.actor_rollout_ref.model.path = str(model)
             run_ppo(config)
         return None
 
@@ -130,8 +131,11 @@ def run_folder(config: DictConfig) -> Path:
     return default_run_dir(name, time.strftime("%Y%m%d-%H%M%S")).absolute()
 
 
-def prepare_model(folder: Path, seed: int) -> Path:
-    """Make and pre-train the model in `folder`, unless an earlier run in the same folder did. Gives the folder."""
+def prepare_model(folder: Path, seed: int, *, pretrained: bool = True) -> Path:
+    """Make and pre-train the model in `folder`, unless an earlier run in the same folder did. Gives the folder.
+
+    A dry run only looks at it: it needs no pre-training.
+    """
     if folder.exists():
         logger.info("quickstart: the pre-trained model in %s is used again", folder)
         return folder
@@ -144,24 +148,12 @@ def prepare_model(folder: Path, seed: int) -> Path:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, seed)
     training, _ = split_sums(seed)
-    logger.info("quickstart: pre-training a model of %.2f million parameters", model.num_parameters() / 1e6)
-    pretrain(model, tokenizer, training, seed=seed)
+    if pretrained:
+        logger.info("quickstart: pre-training a model of %.2f million parameters", model.num_parameters() / 1e6)
+        pretrain(model, tokenizer, training, seed=seed)
     with replacing_folder(folder) as unfinished:
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-    return folder
-
-
-def _save_untrained(folder: Path, seed: int) -> Path:
-    """The model as it is before it was pre-trained: enough for a look."""
-    from transformers.utils import logging as transformers_logging
-
-    from paceline.cli.quickstart.model import build_model, build_tokenizer
-
-    transformers_logging.disable_progress_bar()
-    tokenizer = build_tokenizer()
-    build_model(tokenizer, seed).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return folder
 
 

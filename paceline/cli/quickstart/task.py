@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 DATA_SOURCE = "paceline/sums"
 """Scored as GSM8K is: by the number after `####`."""
@@ -58,7 +57,7 @@ def pretraining_answer(item: Sum, rng: random.Random) -> str:
     return item.answer if rng.random() < SHARE_OF_BARE_ANSWERS else f"#### {item.answer}"
 
 
-def rows(sums: list[Sum], split: str) -> list[dict[str, Any]]:
+def rows(sums: list[Sum], split: str) -> list[dict[str, object]]:
     """Rows as the GSM8K preparation writes them."""
     return [
         {

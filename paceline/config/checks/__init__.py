@@ -1,92 +1,125 @@
 """Values that no run can have: ranges, choices, files, and keys that contradict each other.
 
 Runs before Ray starts. Every message begins with the key that it is about, and says what to set. What holds for one key
-alone stands on its field (paceline/config/field_rules.py); here are the rules between keys, a file for each section.
+alone stands on its field (paceline/config/field_rules.py) or in the catalogue; the rules between keys are in the
+modules of this package.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from collections.abc import Iterable, Iterator
 
+from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
 from paceline.config import PPOConfig
-from paceline.config.checks.algorithm_checks import check_algorithm
-from paceline.config.checks.backend_checks import check_backends
-from paceline.config.checks.batch_checks import check_batches_and_pools
-from paceline.config.checks.data_checks import check_columns, check_data
-from paceline.config.checks.key_checks import KnownNames, check_choices, check_loggers, check_ranges, known_names
-from paceline.config.checks.model_checks import check_lora, check_models
-from paceline.config.checks.reward_checks import check_rewards
-from paceline.config.checks.run_checks import check_run
-from paceline.config.checks.sampling_checks import check_sampling
-from paceline.config.derived import uses_reference
-from paceline.config.field_rules import OnlyWith, Range
-from paceline.config.keys import known_keys, value_of
+from paceline.config.checks.batch_checks import check_mini_batches, check_pools
+from paceline.config.checks.correction_checks import check_correction, check_policy_loss
+from paceline.config.checks.estimator_checks import check_estimator
+from paceline.config.checks.model_checks import check_backends, check_device, check_lora, check_models
+from paceline.config.checks.run_checks import check_columns, check_data, check_rewards, check_run
+from paceline.config.checks.sampling_checks import check_algorithm, check_sampling
+from paceline.config.checks.schedule_checks import check_schedule, schedule_notes
+from paceline.config.derived import uses_critic, uses_reference, with_backends
+from paceline.config.dialect.choices import refused_choice
+from paceline.config.field_rules import Each, OnlyWith, Range
+from paceline.config.keys import ACTOR, known_keys, value_of
 from paceline.config.load import Config, Problems, read_config
+from paceline.config.machine_problems import MachineProblem
 from paceline.errors import ConfigError
 
-__all__ = ["KnownNames", "Range", "check_config", "check_loggers", "known_names", "unused_settings", "validate"]
 
-
-def validate(config: Config, *, device: str | None = None, known: KnownNames | None = None) -> PPOConfig:
+def validate(config: Config) -> PPOConfig:
     """The complete configuration, or a ConfigError with all problems of its keys, types and values."""
-    cfg, unread = read_config(config)
-    if problems := all_problems(cfg, unread, device=device, known=known):
+    reading = read_config(config)
+    if problems := all_problems(reading.cfg, reading.problems):
         raise ConfigError(problems)
-    return cfg
+    return reading.cfg
 
 
-def all_problems(
-    cfg: PPOConfig, unread: Problems, *, device: str | None = None, known: KnownNames | None = None
-) -> list[str]:
+def all_problems(cfg: PPOConfig, unread: Problems) -> list[str]:
     """The problems of `read_config`, and those of the configuration that it gave."""
     # A key that could not be read has its default now: what the checks say of it would confuse.
-    checked = [problem for problem in check_config(cfg, device=device, known=known) if _about(problem) not in unread]
+    checked = [problem for problem in check_config(cfg) if _about(problem) not in unread]
     return [*unread.values(), *checked]
 
 
-def check_config(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
-    """All problems of a complete configuration; none is an empty list.
-
-    `device` is what trainer.device=null stands for on this machine, None if nobody asked yet; `known` are the names
-    that may be chosen.
-    """
-    known = known or KnownNames()
-    use_critic = cfg.algorithm.adv_estimator in known.critic_estimators
+def check_config(cfg: PPOConfig) -> list[str]:
+    """All problems of a complete configuration; none is an empty list."""
+    cfg = with_backends(cfg)
     out_of_range = list(check_ranges(cfg))
     problems = [
-        *check_choices(cfg, known),
+        *check_choices(cfg),
         *out_of_range,
         *check_data(cfg),
-        *check_models(cfg, use_critic),
+        *check_models(cfg),
         *check_lora(cfg),
-        *check_algorithm(cfg, known, use_critic),
+        *check_algorithm(cfg),
+        *check_policy_loss(cfg),
+        *check_correction(cfg),
+        *check_estimator(cfg),
         *check_rewards(cfg),
         *check_sampling(cfg),
-        *check_surroundings(cfg, device=device, known=known),
+        *check_run(cfg),
+        *check_schedule(cfg),
+        *check_backends(cfg),
+        *check_device(cfg),
     ]
     # Arithmetic on numbers that are out of range would only add confusion.
     if not out_of_range:
-        problems += check_columns(cfg)
-        problems += check_batches_and_pools(cfg, use_critic)
+        problems += [*check_columns(cfg), *check_mini_batches(cfg), *check_pools(cfg)]
     return problems
 
 
-def check_surroundings(cfg: PPOConfig, *, device: str | None = None, known: KnownNames | None = None) -> list[str]:
-    """Those of the problems that depend on the device and on the run's folder, which may be filled in last."""
-    device = device or cfg.trainer.device
-    use_critic = cfg.algorithm.adv_estimator in (known or KnownNames()).critic_estimators
-    return [*check_run(cfg, device), *check_backends(cfg, use_critic, device)]
+def check_ranges(cfg: PPOConfig) -> Iterator[str]:
+    """Numbers that are out of range."""
+    for name, key in known_keys().items():
+        value = value_of(cfg, name)
+        if key.range is not None and value is not None and value not in key.range:
+            yield f"{name}={value} is out of range; set it {_phrase(key.range)}."
+        each = key.rule(Each)
+        if each is not None and not all(item in each.range for item in value):
+            yield f"{name}={list(value)} is out of range; set each {each.range}."
 
 
-def unused_settings(cfg: PPOConfig, known: KnownNames | None = None) -> list[str]:
-    """Settings of roles that this run does not have, a sentence for each role.
+def _phrase(allowed: Range) -> str:
+    """A range after the words "set it"."""
+    text = repr(allowed)
+    return text if text.startswith("in") else f"to a number {text}"
+
+
+def check_choices(cfg: PPOConfig) -> Iterator[str]:
+    """Names that nobody registered. Closed choices are Literals, which the loader checks."""
+    strategies = (f"{ACTOR}.strategy", "critic.strategy", "reward_model.strategy")
+    for key, catalog in (
+        *((catalog.key, catalog) for catalog in (ESTIMATORS, LOSSES, ROLLOUTS)),
+        *((key, BACKENDS) for key in strategies),
+    ):
+        if catalog.get(name := value_of(cfg, key)) is None:
+            yield refused_choice(key, name, catalog.built_in)
+    yield from check_loggers(cfg.trainer.logger)
+
+
+def check_loggers(names: Iterable[str]) -> Iterator[str]:
+    """Problems of trainer.logger: unknown names, and trackers whose package is not installed."""
+    for name in names:
+        tracker = LOGGERS.get(name)
+        if tracker is None:
+            yield refused_choice(LOGGERS.key, name, LOGGERS.built_in)
+        elif tracker.package and importlib.util.find_spec(tracker.package) is None:
+            yield MachineProblem(
+                f"trainer.logger={name} needs the package {tracker.package}, which is not installed: "
+                f"pip install {tracker.requirement}"
+            )
+
+
+def unused_settings(cfg: PPOConfig) -> list[str]:
+    """Settings of roles that this run does not have, a sentence for each role; and a schedule that gains nothing.
 
     They are no errors: launch scripts for several estimators share one list of overrides.
     """
-    known = known or KnownNames()
-    has_critic = cfg.algorithm.adv_estimator in known.critic_estimators
     parts = (
-        (has_critic, OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
+        (uses_critic(cfg), OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
         (uses_reference(cfg), OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
         (cfg.reward_model.enable, OnlyWith.REWARD_MODEL, "reward_model.enable=False"),
     )
@@ -99,7 +132,7 @@ def unused_settings(cfg: PPOConfig, known: KnownNames | None = None) -> list[str
         ]
         if unused and not has_part:
             notes.append(f"{', '.join(unused)}: not used, because {reason}.")
-    return notes
+    return [*notes, *schedule_notes(cfg)]
 
 
 def _about(problem: str) -> str:

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 from paceline.catalog import BACKENDS
 from paceline.config import PPOConfig
-from paceline.config.checks.backend_checks import check_tensor_parallelism
+from paceline.config.checks.model_checks import check_tensor_parallelism
+from paceline.config.derived import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools, uses_critic
 from paceline.config.keys import ACTOR, ROLLOUT
-from paceline.config.pools import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools
 from paceline.errors import ConfigError
 
 
-def check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
+def check_mini_batches(cfg: PPOConfig) -> Iterator[str]:
+    """Mini-batches that do not divide the batch of a step."""
     num_prompts = cfg.data.train_batch_size
-    actor, critic = cfg.actor_rollout_ref.actor, cfg.critic
-    mini_batches = {f"{ACTOR}.ppo_mini_batch_size": actor.ppo_mini_batch_size}
-    if use_critic and critic.ppo_mini_batch_size is not None:
-        mini_batches["critic.ppo_mini_batch_size"] = critic.ppo_mini_batch_size
+    mini_batches = {f"{ACTOR}.ppo_mini_batch_size": cfg.actor_rollout_ref.actor.ppo_mini_batch_size}
+    if uses_critic(cfg) and cfg.critic.ppo_mini_batch_size is not None:
+        mini_batches["critic.ppo_mini_batch_size"] = cfg.critic.ppo_mini_batch_size
     for key, size in mini_batches.items():
         if size > num_prompts:
             yield (
@@ -31,12 +31,16 @@ def check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
                 f"smaller than the others. Set {key} to a divisor, such as {_divisor_near(num_prompts, size)}. "
                 f"{_sizes(cfg, size)}"
             )
+
+
+def check_pools(cfg: PPOConfig) -> Iterator[str]:
+    """Pools that can't be made, and roles that do not fit the devices of theirs."""
     try:
         pools, generating = device_pools(cfg.trainer), rollout_pools(cfg.trainer)
     except ConfigError as error:
         yield from error.problems
         return
-    rollout = cfg.actor_rollout_ref.rollout
+    actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     shared_by = rollout.tensor_model_parallel_size if rollout.name == "vllm" else 1
     for pool in generating:
         if any(count % shared_by for count in pools[pool]):
@@ -44,13 +48,14 @@ def check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
                 f"{ROLLOUT}.tensor_model_parallel_size={shared_by} does not divide the devices that {pool} has on a "
                 f"node, {pools[pool][0]}. Set it to a divisor."
             )
-    roles = [(ACTOR, actor.strategy, actor.ppo_mini_batch_size, next(iter(pools)))]
     critic_pool = CRITIC_POOL if CRITIC_POOL in pools else GLOBAL_POOL
-    if use_critic:
-        roles.append(("critic", critic.strategy, critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, critic_pool))
-    strategies = [(section, strategy, pool) for section, strategy, _, pool in roles]
+    mini_batches = {ACTOR: (actor.ppo_mini_batch_size, next(iter(pools)))}
+    strategies = [(ACTOR, str(actor.strategy), next(iter(pools)))]
+    if uses_critic(cfg):
+        mini_batches["critic"] = (cfg.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, critic_pool)
+        strategies.append(("critic", str(cfg.critic.strategy), critic_pool))
     if cfg.reward_model.enable:
-        strategies.append(("reward_model", cfg.reward_model.strategy, critic_pool))
+        strategies.append(("reward_model", str(cfg.reward_model.strategy), critic_pool))
     yield from check_tensor_parallelism(cfg, strategies, pools)
     for section, strategy, pool in strategies:
         backend = BACKENDS.get(strategy)
@@ -60,12 +65,11 @@ def check_batches_and_pools(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
                 f"{section}.strategy={strategy} works on one device, and {pool} has {sum(pools[pool])}. "
                 f"Set {section}.strategy=fsdp2 or {advice}."
             )
-    told: set[tuple[int, str]] = set()
-    for section, _, mini_batch, pool in roles:
-        num_devices = sum(pools[pool])
-        responses = mini_batch * cfg.actor_rollout_ref.rollout.n
-        if responses < num_devices and (mini_batch, pool) not in told:
-            told.add((mini_batch, pool))
+    reported: set[tuple[int, str]] = set()
+    for section, (mini_batch, pool) in mini_batches.items():
+        num_devices, responses = sum(pools[pool]), mini_batch * rollout.n
+        if responses < num_devices and (mini_batch, pool) not in reported:
+            reported.add((mini_batch, pool))
             yield (
                 f"{section}.ppo_mini_batch_size={mini_batch} gives {responses} responses per optimizer step for the "
                 f"{num_devices} devices of {pool}: some would be idle. Raise it or {ROLLOUT}.n to have at least "

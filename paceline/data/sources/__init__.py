@@ -13,9 +13,8 @@ import dataclasses
 
 from paceline.data.sources import full_hh_rlhf, gsm8k, hellaswag, math
 from paceline.data.sources.base import MalformedRow, Source, UnusableRow
-from paceline.data.sources.hub import download
 from paceline.data.sources.prepare import SplitReport, prepare
-from paceline.data.sources.source_files import InputFile, find_files
+from paceline.data.sources.source_files import InputFile, download, find_files
 from paceline.errors import DataError
 
 __all__ = [

@@ -8,11 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["MESSAGES", "MalformedRow", "Source", "UnusableRow", "chat", "rl_schema", "shorten", "text_field"]
+from paceline.text import shorten
 
-Record = Mapping[str, Any]
+Record = Mapping[str, object]
 """One object of an original file."""
-Convert = Callable[[Record, str], dict[str, Any]]
+Row = dict[str, Any]
+"""The columns of a prepared row."""
+Convert = Callable[[Record, str], Row]
 """`convert(record, split)`: the row's columns, but for `data_source` and the `split` and `index` of `extra_info`."""
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
@@ -55,7 +57,7 @@ class Source:
     def data_source(self) -> str:
         return self.data_sources[0]
 
-    def row(self, record: Record, split: str, index: int) -> dict[str, Any]:
+    def row(self, record: Record, split: str, index: int) -> Row:
         """The prepared row of a record, which is number `index` of its split."""
         columns = self.convert(record, split)
         extra = {"split": split, "index": index, **columns.pop("extra_info", {})}
@@ -85,22 +87,27 @@ def chat(content: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": content}]
 
 
-def text_field(record: Record, name: str, *, optional: bool = False, may_be_empty: bool = False) -> str | None:
-    """A field that holds text.
-
-    Raises:
-        MalformedRow: it is missing (unless `optional`: None), is no text, or is empty (unless it may be).
-    """
+def required(record: Record, name: str) -> object:
+    """A field that must be there."""
     value = record.get(name)
     if value is None:
-        if optional:
-            return None
         have = ", ".join(map(str, record)) or "none"
         raise MalformedRow(f"no field {name!r}", "it is null" if name in record else f"the row has {have}")
-    return checked_text(value, name, may_be_empty=may_be_empty)
+    return value
 
 
-def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
+def text_field(record: Record, name: str, *, may_be_empty: bool = False) -> str:
+    """A field that holds text; a MalformedRow if it is missing, is no text, or is empty (unless it may be)."""
+    return checked_text(required(record, name), name, may_be_empty=may_be_empty)
+
+
+def optional_text(record: Record, name: str, *, may_be_empty: bool = False) -> str | None:
+    """The same for a field that may be missing."""
+    value = record.get(name)
+    return None if value is None else checked_text(value, name, may_be_empty=may_be_empty)
+
+
+def checked_text(value: object, name: str, *, may_be_empty: bool = False) -> str:
     """`value` if it is text that can be written to a file."""
     if not isinstance(value, str):
         raise MalformedRow(f"{name!r} is no text", f"it is {shorten(repr(value))}")
@@ -111,8 +118,3 @@ def checked_text(value: Any, name: str, *, may_be_empty: bool = False) -> str:
     except UnicodeEncodeError as error:  # JSON's \\ud800 can be read, but not written
         raise MalformedRow(f"{name!r} is no valid Unicode", str(error)) from None
     return value
-
-
-def shorten(text: str, length: int = 80) -> str:
-    """Text for a message."""
-    return text if len(text) <= length else f"{text[:length]}..."

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 
@@ -18,15 +17,15 @@ from paceline.data.sources.base import (
     MESSAGES,
     MalformedRow,
     Record,
+    Row,
     Source,
     UnusableRow,
     extra_info_type,
+    optional_text,
     rl_schema,
-    shorten,
     text_field,
 )
-
-__all__ = ["SOURCES", "split_dialogue"]
+from paceline.text import shorten
 
 _TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
@@ -62,14 +61,14 @@ def split_dialogue(text: str) -> tuple[list[dict[str, str]], str]:
 def _dialogue(record: Record, name: str) -> str:
     """The whole dialogue that ends with the `name` reply, `chosen` or `rejected`."""
     reply = text_field(record, name, may_be_empty=True)
-    prompt = text_field(record, "prompt", optional=True)
+    prompt = optional_text(record, "prompt")
     if prompt is None:
         return reply
     opened = prompt.rstrip()
     return f"{opened if opened.endswith(_REPLY) else opened + _REPLY} {reply}"
 
 
-def convert(record: Record, split: str, purpose: str) -> dict[str, Any]:
+def convert(record: Record, split: str, purpose: str) -> Row:
     """A row with the prompt alone, with the chosen reply, or with both replies."""
     prompt, chosen = split_dialogue(_dialogue(record, "chosen"))
     if purpose == "rl":

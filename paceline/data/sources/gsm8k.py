@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pyarrow as pa
 
-from paceline.data.sources.base import MalformedRow, Record, Source, chat, rl_schema, shorten, text_field
-
-__all__ = ["SOURCE"]
+from paceline.data.sources.base import MalformedRow, Record, Row, Source, chat, rl_schema, text_field
+from paceline.text import shorten
 
 INSTRUCTION = 'Think step by step, and end with the final answer as a number after "####".'
 _NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 
 
-def convert(record: Record, split: str) -> dict[str, Any]:
+def convert(record: Record, split: str) -> Row:
     """A row whose ground truth is the answer's final number, without separators."""
     question, answer = text_field(record, "question"), text_field(record, "answer")
     _, marker, number = answer.rpartition("####")

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pyarrow as pa
 
 from paceline.data.sources.base import (
     MalformedRow,
     Record,
+    Row,
     Source,
     UnusableRow,
     chat,
     checked_text,
+    optional_text,
+    required,
     rl_schema,
-    shorten,
     text_field,
 )
-
-__all__ = ["SOURCE"]
+from paceline.text import shorten
 
 LETTERS = "ABCD"
 INSTRUCTION = 'Which ending is the most plausible? End your reply with "Answer: X", where X is A, B, C or D.'
@@ -29,12 +29,12 @@ _TITLE = re.compile(r"(?<=[^\s.!?:;,])\s*\[title\]\s*")
 _MARK = re.compile(r"\[(?:header|title|step|substeps)\]")
 
 
-def convert(record: Record, split: str) -> dict[str, Any]:
+def convert(record: Record, split: str) -> Row:
     """A row that shows the four endings by letter."""
     context = clean(text_field(record, "ctx"))
     label = _label(record, split)
     endings = _endings(record)
-    activity = text_field(record, "activity_label", optional=True, may_be_empty=True)
+    activity = optional_text(record, "activity_label", may_be_empty=True)
     heading = f"{activity.strip()}: " if activity and activity.strip() else ""
     choices = "\n".join(f"{letter}. {ending}" for letter, ending in zip(LETTERS, endings, strict=True))
     return {
@@ -55,11 +55,9 @@ def clean(text: str) -> str:
 
 
 def _label(record: Record, split: str) -> int:
-    label = record.get("label")
-    if split == "test" and label in (None, ""):
+    if split == "test" and record.get("label") in (None, ""):
         raise UnusableRow("no label: those of the test split are not public")
-    if label is None:
-        text_field(record, "label")
+    label = required(record, "label")
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
     if isinstance(number, bool) or not isinstance(number, int):
         raise MalformedRow("'label' is no number", f"it is {shorten(repr(label))}")
@@ -69,9 +67,7 @@ def _label(record: Record, split: str) -> int:
 
 
 def _endings(record: Record) -> list[str]:
-    endings = record.get("endings")
-    if endings is None:
-        text_field(record, "endings")
+    endings = required(record, "endings")
     if not isinstance(endings, list) or len(endings) != len(LETTERS):
         raise MalformedRow("'endings' is no list of four", f"it is {shorten(repr(endings))}")
     cleaned = [clean(checked_text(ending, "endings")) for ending in endings]

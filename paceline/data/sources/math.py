@@ -2,19 +2,25 @@ r"""MATH: problems of mathematics competitions; the right answer is in the solut
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
-from paceline.data.sources.base import MalformedRow, Record, Source, UnusableRow, chat, rl_schema, shorten, text_field
-from paceline.text import last_boxed
-
-__all__ = ["SOURCE"]
+from paceline.data.sources.base import (
+    MalformedRow,
+    Record,
+    Row,
+    Source,
+    UnusableRow,
+    chat,
+    optional_text,
+    rl_schema,
+    text_field,
+)
+from paceline.text import last_boxed, shorten
 
 INSTRUCTION = r"Think step by step, and put the final answer within \boxed{}."
 
 
-def convert(record: Record, split: str) -> dict[str, Any]:
+def convert(record: Record, split: str) -> Row:
     r"""A row whose ground truth is what the solution's last `\boxed{}` holds."""
     problem, solution = text_field(record, "problem"), text_field(record, "solution")
     ground_truth = last_boxed(solution)
@@ -22,7 +28,7 @@ def convert(record: Record, split: str) -> dict[str, Any]:
         raise MalformedRow(r"no '\boxed' in 'solution'", f"it ends with {shorten(solution[-60:])!r}")
     if not ground_truth:
         raise UnusableRow(r"the solution's '\boxed' is empty")  # so are two of the original training split
-    optional = {name: text_field(record, name, optional=True, may_be_empty=True) for name in ("level", "type")}
+    optional = {name: optional_text(record, name, may_be_empty=True) for name in ("level", "type")}
     return {
         "prompt": chat(f"{problem.strip()}\n\n{INSTRUCTION}"),
         "ability": "math",

@@ -10,17 +10,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.data.sources.base import MalformedRow, Source, UnusableRow
+from paceline.data.sources.base import MalformedRow, Row, Source, UnusableRow
 from paceline.data.sources.source_files import SPLITS, InputFile, read_records
 from paceline.errors import DataError
 from paceline.files import sync
-
-__all__ = ["OnError", "SplitReport", "prepare"]
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +139,7 @@ class _Writer:
         self._schema = schema
         # Not *.parquet: a glob of data files must not find it.
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        self._rows: list[dict[str, Any]] = []
+        self._rows: list[Row] = []
 
     def __enter__(self) -> _Writer:
         self._sink = self._temporary.open("wb")
@@ -154,7 +152,7 @@ class _Writer:
         self._sink.close()
         self._temporary.unlink(missing_ok=True)
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Row) -> None:
         self._rows.append(row)
         if len(self._rows) >= ROWS_PER_GROUP:
             self._flush()

@@ -1,4 +1,4 @@
-"""Original files: which there are, which split each holds, and their records one by one."""
+"""Original files: from the hub or a folder, which split each holds, and their records one by one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from paceline.data.sources.base import MalformedRow, shorten
+from paceline.data.sources.base import MalformedRow, Record
 from paceline.errors import DataError
-
-__all__ = ["SPLITS", "SUFFIXES", "InputFile", "find_files", "read_records"]
+from paceline.text import shorten
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ def find_files(
     """The file at `path`, or all data files below the folder `path`, each with its split, in alphabetical order.
 
     Args:
-        split: that of all files; by default their names tell it, or else the folders that they are in.
+        split: that of all files; by default it is found in their names, or else in those of their folders.
         preferred: patterns of paths in the folder; where some files match, the others are left out.
         ignored: patterns of paths in the folder that are left out.
         output: a folder of prepared files, which are no originals.
@@ -97,12 +95,12 @@ def find_files(
     unknown = [names[file] for file in chosen if splits[file] is None]
     if len(unknown) == len(chosen):
         raise DataError(
-            f"The names of {shorten(', '.join(unknown), 300)} in {root} tell no split ({', '.join(_SPLIT_WORDS)}). "
-            "Set --split."
+            f"The names of {shorten(', '.join(unknown), 300)} in {root} have no split in them "
+            f"({', '.join(_SPLIT_WORDS)}). Set --split."
         )
     if unknown:
         logger.warning(
-            "%s: left out %s, whose names tell no split; prepare them alone with --split",
+            "%s: left out %s, which have no split in their names; prepare them alone with --split",
             root, shorten(", ".join(unknown), 500),
         )  # fmt: skip
     return [InputFile(file, known) for file, known in splits.items() if known is not None]
@@ -141,12 +139,12 @@ def _matches(name: str, patterns: Sequence[str]) -> bool:
 def _split_of_file(file: Path) -> str:
     split = _split_of_path(file.name)
     if split is None:
-        raise DataError(f"The name of {file} tells no split ({', '.join(_SPLIT_WORDS)}). Set --split.")
+        raise DataError(f"The name of {file} has no split in it ({', '.join(_SPLIT_WORDS)}). Set --split.")
     return split
 
 
 def _split_of_path(name: str) -> str | None:
-    """The split that a file's name tells, or else the innermost folder's that tells one.
+    """The split in a file's name, or else in the name of the innermost folder that has one.
 
     >>> _split_of_path("data/train-00000-of-00001.parquet"), _split_of_path("hellaswag_val.jsonl")
     ('train', 'validation')
@@ -154,13 +152,49 @@ def _split_of_path(name: str) -> str | None:
     for part in reversed(name.split("/")):
         found = {_SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", part.lower()) if word in _SPLIT_WORDS}
         if len(found) > 1:
-            raise DataError(f"The name {name} tells more than one split: {', '.join(sorted(found))}. Set --split.")
+            raise DataError(f"The name {name} names more than one split: {', '.join(sorted(found))}. Set --split.")
         if found:
             return found.pop()
     return None
 
 
-def read_records(file: InputFile) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
+def download(repo_id: str, patterns: Sequence[str] = (), revision: str | None = None) -> Path:
+    """The folder with the dataset's data files, as they are on the hub; files that were downloaded before are kept.
+
+    Args:
+        repo_id: `owner/name` of the dataset.
+        patterns: which files, such as `data/*`; none means all jsonl, jsonl.gz and parquet files.
+        revision: branch, tag or commit.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+
+    logger.info("downloading %s from the Hugging Face hub", repo_id)
+    try:
+        folder = snapshot_download(
+            repo_id,
+            repo_type="dataset",
+            revision=revision,
+            allow_patterns=list(patterns) or [f"*{suffix}" for suffix in SUFFIXES],
+        )
+    except GatedRepoError as error:
+        raise DataError(
+            f"The dataset {repo_id} is gated: accept its terms on the hub and log in (hf auth login). {error}"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise DataError(f"The Hugging Face hub has no public dataset {repo_id!r}: {error}") from error
+    except RevisionNotFoundError as error:
+        raise DataError(f"The dataset {repo_id} has no revision {revision!r}: {error}") from error
+    except OSError as error:  # of these are all errors of HTTP and of a missing network
+        raise DataError(
+            f"The dataset {repo_id} can't be downloaded from the Hugging Face hub, and it was not downloaded before: "
+            f"{type(error).__name__}: {error} Download its files where there is a network, and give their folder with "
+            "--input."
+        ) from error
+    return Path(folder)
+
+
+def read_records(file: InputFile) -> Iterator[tuple[int, Record | MalformedRow]]:
     """The records of a file, counted from 1, or what is wrong with one. Lines are counted with blank ones.
 
     A damaged file ends with the fault, at the place up to which it could be read.
@@ -174,7 +208,7 @@ def read_records(file: InputFile) -> Iterator[tuple[int, dict[str, Any] | Malfor
         raise DataError(f"{file.path} can't be read: {error}") from error
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, Record | MalformedRow]]:
     number = 0
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
         try:
@@ -185,7 +219,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow
             yield number + 1, MalformedRow("bad gzip", f"{error}; the rest of the file is lost")
 
 
-def _parse(line: bytes) -> dict[str, Any] | MalformedRow:
+def _parse(line: bytes) -> Record | MalformedRow:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -195,7 +229,7 @@ def _parse(line: bytes) -> dict[str, Any] | MalformedRow:
     return record
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any] | MalformedRow]]:
+def _read_parquet(path: Path) -> Iterator[tuple[int, Record | MalformedRow]]:
     number = 0
     with path.open("rb") as stream:
         try:

@@ -20,6 +20,7 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import AnswerModel
@@ -28,7 +29,7 @@ from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_engine import HfEngine
 from paceline.engine.hf_models import build_empty_model
 from paceline.engine.training_state import set_weights
-from paceline.private_apis.torch_private import move_fsdp1, reshard_fsdp1
+from paceline.private_apis.torch_private import free_gradients_fsdp1, move_fsdp1, reshard_fsdp1
 from paceline.private_apis.transformers_private import decoder_layers
 
 for _message in (
@@ -50,7 +51,7 @@ class ShardedEngine(AllRanks, HfEngine):
 
     def _build_model(self) -> PreTrainedModel:
         """Only rank 0 reads the weights, so a fresh value head is the same everywhere."""
-        ensure_process_group(self.spec.device)
+        ensure_process_group(self.spec.device, self.spec.collective_timeout_seconds)
         if self.rank == 0:
             return super()._build_model()
         return build_empty_model(self.spec.model, self.spec.kind, train=self.spec.trains)
@@ -117,6 +118,10 @@ class FsdpEngine(ShardedEngine):
 
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         return self.root.clip_grad_norm_(max_norm)
+
+    def _drop_gradients(self, optimizer: Optimizer) -> None:
+        super()._drop_gradients(optimizer)
+        free_gradients_fsdp1(self.root)
 
     def _move_parameters(self, device: str) -> None:
         move_fsdp1(self.root, device)

@@ -28,12 +28,10 @@ from torch.optim import Optimizer
 from transformers import PretrainedConfig
 
 from paceline.config import OptimConfig
-from paceline.engine.backends.own_model import OwnModelEngine, Part
+from paceline.engine.backends.own_model import OwnModelEngine, Part, head_answers
 from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_models import ModelKind
-from paceline.engine.inputs import ModelCall
-from paceline.engine.logprobs import hidden_log_probs_and_entropy
-from paceline.engine.parallel_logprobs import parallel_log_probs_and_entropy
+from paceline.engine.model_calls import ModelCall
 from paceline.errors import ConfigError
 
 
@@ -64,7 +62,7 @@ class MegatronEngine(OwnModelEngine):
             parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
             if self.spec.device != "cpu":
                 # Layers ask for this state by name, though without dropout nothing is drawn from it.
-                with torch.random.fork_rng(device_type=self.spec.device):
+                with torch.random.fork_rng([torch.accelerator.current_device_index()], device_type=self.spec.device):
                     tensor_parallel.model_parallel_cuda_manual_seed(0)
         elif (known := parallel_state.get_tensor_model_parallel_world_size()) != size:
             raise ConfigError(
@@ -252,7 +250,7 @@ class _MegatronDecoder(nn.Module):
             self.score = nn.Linear(config.hidden_size, 1, bias=kind == "value")
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
-        """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`."""
+        """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`."""
         input_ids = call.inputs["input_ids"]
         with _cpu_stand_ins() if self.on_cpu else nullcontext():
             width = input_ids.shape[-1]
@@ -265,27 +263,19 @@ class _MegatronDecoder(nn.Module):
         if self.score is not None:
             outputs = self.score(hidden)[:, 0].float()
             return {"values" if self.kind == "value" else "scores": outputs}
-        log_probs, entropy = self._statistics(hidden, call.tokens, temperature)
-        return {"log_probs": log_probs, "entropy": entropy}
-
-    def _statistics(self, hidden: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         own_head = not self.gpt.share_embeddings_and_output_weights
         weight = self.gpt.output_layer.weight if own_head else self.gpt.embedding.word_embeddings.weight
         group = parallel_state.get_tensor_model_parallel_group()
-        if group.size() == 1:
-            return hidden_log_probs_and_entropy(hidden, weight, None, tokens, temperature)
-        first = self.share * group.rank()
-        rows = weight[: min(self.share, self.vocabulary - first)]
-        return parallel_log_probs_and_entropy(
-            hidden, rows, tokens, temperature, first=first, largest=self.share, group=group
-        )
+        if group.size() > 1:  # without the rows of zeros
+            weight = weight[: self.vocabulary - self.share * group.rank()]
+        return head_answers(hidden, weight, call, temperature, share=self.share, group=group)
 
 
 @contextmanager
 def _cpu_stand_ins() -> Iterator[None]:
     """What Megatron's layers ask of CUDA while they are built and called, answered for a CPU.
 
-    Honest: buffers are put on the device where the model is, and the random state that is not swapped in would serve
+    Buffers are put on the device where the model is, and the random state that is not swapped in would serve
     dropout alone, which is 0 in every model here. No arithmetic is replaced.
     """
     current_device, fork = torch.cuda.current_device, CudaRNGStatesTracker.fork
@@ -303,5 +293,6 @@ def _padded(tensor: Tensor, dim: int, count: int) -> Tensor:
     return pad(tensor, [0, 0] * (tensor.dim() - 1 - dim) + [0, missing]) if missing else tensor
 
 
-def _head_dim(config: PretrainedConfig) -> Any:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def _head_dim(config: PretrainedConfig) -> int:
+    head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return head_dim

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,12 @@ from transformers import PretrainedConfig, PreTrainedModel
 from paceline.config import TrainedModelConfig
 from paceline.engine.answers import AnswerModel
 from paceline.engine.distributed import AllRanks, ensure_process_group, gather_objects
-from paceline.engine.engine_interface import LossFn
+from paceline.engine.engine_interface import LossFn, MicroBatchSize
 from paceline.engine.hf_models import build_empty_model, build_model
-from paceline.engine.inputs import aligned_call, padded_call, two_sequences
+from paceline.engine.logprobs import TOKEN_STATISTICS, hidden_log_probs_and_entropy, parallel_log_probs_and_entropy
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.training_state import Snapshot, in_main_memory, read_training_state
+from paceline.engine.model_calls import ModelCall, aligned_call, padded_call, two_sequences
+from paceline.engine.training_state import Moments, Snapshot, Training, in_main_memory, read_training_state
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
 
@@ -74,7 +75,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     def _set_up_model(self) -> None:
         spec, train = self.spec, self.spec.trains
-        ensure_process_group(spec.device)
+        ensure_process_group(spec.device, spec.collective_timeout_seconds)
         self.hf_model = build_empty_model(spec.model, spec.kind, train=train).to("meta")  # type: ignore[arg-type]  # its decorator hides its arguments
         self.hf_model.tie_weights()
         self._aliases = _names_of_tied(self.hf_model)
@@ -87,12 +88,22 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         self._put_weights(source.state_dict() if source is not None else {})
         self._compare_with(source)
 
-    def train_batch(self, data: DataProto, loss_fn: LossFn, **sizes: Any) -> dict[str, float]:
-        return super().train_batch(self._rows_of_group(data)[0], loss_fn, **sizes)
+    def train_batch(
+        self, data: DataProto, loss_fn: LossFn, *, temperature: float = 1.0, **size: Unpack[MicroBatchSize]
+    ) -> dict[str, float]:
+        return super().train_batch(self._rows_of_group(data)[0], loss_fn, temperature=temperature, **size)
 
-    def infer_batch(self, data: DataProto, **sizes: Any) -> dict[str, Tensor]:
+    def infer_batch(
+        self,
+        data: DataProto,
+        *,
+        temperature: float = 1.0,
+        sum_pi_squared: bool = False,
+        **size: Unpack[MicroBatchSize],
+    ) -> dict[str, Tensor]:
         rows, own = self._rows_of_group(data)
-        return {name: values[own] for name, values in super().infer_batch(rows, **sizes).items()}
+        answers = super().infer_batch(rows, temperature=temperature, sum_pi_squared=sum_pi_squared, **size)
+        return {name: values[own] for name, values in answers.items()}
 
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.named_full(lambda parameter: parameter.detach()):
@@ -107,9 +118,9 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
     def snapshot(self) -> Snapshot:
         keep = self.rank == 0
         weights = in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep=keep)
-        training: dict[str, Any] | None = None
+        training: Training | None = None
         if self.optimizer is not None:
-            moments: dict[str, dict[str, Tensor]] = {name: {} for part in self.parts for name in part.names}
+            moments: Moments = {name: {} for part in self.parts for name in part.names}
             state = self.optimizer.state
             for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
                 named = self.named_full(partial(_moment, state, key))
@@ -122,14 +133,14 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     def load(self, folder: str | Path) -> None:
         state = self._training_state(self.hf_model)
-        weights, training, self.num_steps = read_training_state(Path(folder), state)
+        weights, moments, self.num_steps = read_training_state(Path(folder), state)
         self._put_weights(weights)
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
         for part in self.parts if self.num_steps else ():
-            saved = [training["moments"][name] for name in part.names] if self.rank == 0 else []
-            shares = {key: self._share(part, [moments[key] for moments in saved]) for key in ("exp_avg", "exp_avg_sq")}
+            saved = [moments[name] for name in part.names] if self.rank == 0 else []
+            shares = {key: self._share(part, [of_name[key] for of_name in saved]) for key in ("exp_avg", "exp_avg_sq")}
             step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
             self.optimizer.state[part.parameter] = {"step": step, **shares}
         for group in self.optimizer.param_groups:
@@ -149,8 +160,11 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         model = self.spec.model
         return self.spec.trains and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing
 
-    def _answer(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
-        answers: dict[str, Tensor] = self.root(aligned_call(micro_batch, self.spec.kind, self.device), temperature)
+    def _answer(
+        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+    ) -> dict[str, Tensor]:
+        call = replace(aligned_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
+        answers: dict[str, Tensor] = self.root(call, temperature)
         return answers
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
@@ -163,7 +177,6 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
         if self.tensor_parallel_group is None:
             return data, slice(0, len(data))
-        assert data.batch is not None
         own: dict[str, Any] = dict(data.batch.items())
         columns = gather_objects(own, self.tensor_parallel_group)
         lengths = [len(part["attention_mask"]) for part in columns]
@@ -248,6 +261,32 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 f"strategy={self.strategy} does not compute what {self.spec.model.path} means: {problem}. "
                 "Set strategy=fsdp2."
             )
+
+
+def head_answers(
+    hidden: Tensor, weight: Tensor, call: ModelCall, temperature: float, *, share: int, group: dist.ProcessGroup | None
+) -> dict[str, Tensor]:
+    """`TOKEN_STATISTICS` (asked,) of the next tokens, by a head of which `weight` holds this rank's rows.
+
+    `hidden` (asked, size) is at the places that the call asks for. Each rank of a tensor-parallel `group` has `share`
+    rows, the last one maybe fewer.
+    """
+    if group is None or group.size() == 1:
+        statistics = hidden_log_probs_and_entropy(
+            hidden, weight, None, call.tokens, temperature, sum_pi_squared=call.sum_pi_squared
+        )
+    else:
+        statistics = parallel_log_probs_and_entropy(
+            hidden,
+            weight,
+            call.tokens,
+            temperature,
+            first=share * group.rank(),
+            largest=share,
+            group=group,
+            sum_pi_squared=call.sum_pi_squared,
+        )
+    return dict(zip(TOKEN_STATISTICS, statistics, strict=False))
 
 
 def _names_of_tied(model: PreTrainedModel) -> dict[str, list[str]]:

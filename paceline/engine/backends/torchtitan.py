@@ -8,9 +8,9 @@ torchtitan's imports for what it needs there.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.functional import linear
@@ -43,12 +43,10 @@ from torchtitan.models.qwen3.state_dict_adapter import Qwen3StateDictAdapter
 from torchtitan.protocols.sharding import ShardingConfig
 
 from paceline.engine.backends.fsdp import sum_gradients
-from paceline.engine.backends.own_model import OwnModelEngine, Part
+from paceline.engine.backends.own_model import OwnModelEngine, Part, head_answers
 from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_models import ModelKind
-from paceline.engine.inputs import ModelCall
-from paceline.engine.logprobs import hidden_log_probs_and_entropy
-from paceline.engine.parallel_logprobs import parallel_log_probs_and_entropy
+from paceline.engine.model_calls import ModelCall
 from paceline.errors import ConfigError
 from paceline.private_apis.torch_private import CHECKPOINT_PREFIX, recomputes_activations, silence_mesh_advice
 
@@ -133,7 +131,13 @@ class TorchtitanEngine(OwnModelEngine):
 class _TitanDecoder(nn.Module):
     """torchtitan's decoder, called as an AnswerModel is."""
 
-    def __init__(self, decoder: Any, kind: ModelKind, config: PretrainedConfig, group: Any) -> None:
+    def __init__(
+        self,
+        decoder: Llama3Model | Qwen3Model,
+        kind: ModelKind,
+        config: PretrainedConfig,
+        group: dist.ProcessGroup | None,
+    ) -> None:
         super().__init__()
         self.decoder = decoder
         self.kind = kind
@@ -152,7 +156,7 @@ class _TitanDecoder(nn.Module):
         return recomputes_activations(self)
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
-        """(asked,) float32 each: `log_probs` and `entropy` of the next tokens; `values`; or `scores`."""
+        """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`."""
         self._asked = (call, temperature)
         return self.decoder(call.inputs["input_ids"])
 
@@ -164,14 +168,7 @@ class _TitanDecoder(nn.Module):
         if self.kind != "causal_lm":
             outputs = linear(hidden, weight, None if head.bias is None else _local(head.bias))[:, 0].float()
             return {"values" if self.kind == "value" else "scores": outputs}
-        if self.group is None:
-            log_probs, entropy = hidden_log_probs_and_entropy(hidden, weight, None, call.tokens, temperature)
-        else:
-            first = self.share * self.group.rank()
-            log_probs, entropy = parallel_log_probs_and_entropy(
-                hidden, weight, call.tokens, temperature, first=first, largest=self.share, group=self.group
-            )
-        return {"log_probs": log_probs, "entropy": entropy}
+        return head_answers(hidden, weight, call, temperature, share=self.share, group=self.group)
 
 
 def _local(value: Tensor) -> Tensor:
@@ -179,7 +176,9 @@ def _local(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def _part(parameter: nn.Parameter, name: str, key: str, adapter: Any) -> Part:
+def _part(
+    parameter: nn.Parameter, name: str, key: str, adapter: Llama3StateDictAdapter | Qwen3StateDictAdapter | None
+) -> Part:
     def to_hf(share: Tensor) -> list[Tensor]:
         whole = share.full_tensor() if isinstance(share, DTensor) else share
         return [whole if adapter is None else adapter.to_hf({key: whole})[name]]
@@ -196,7 +195,7 @@ def _part(parameter: nn.Parameter, name: str, key: str, adapter: Any) -> Part:
     return Part(parameter, (name,), to_hf, from_hf)
 
 
-def _model_config(config: PretrainedConfig, kind: ModelKind) -> Any:
+def _model_config(config: PretrainedConfig, kind: ModelKind) -> Llama3Model.Config | Qwen3Model.Config:
     """torchtitan's description of a Hugging Face model."""
     is_qwen = config.model_type == "qwen3"
     size, head_dim = config.hidden_size, getattr(config, "head_dim", None)
@@ -208,7 +207,7 @@ def _model_config(config: PretrainedConfig, kind: ModelKind) -> Any:
     def norm(width: int = size) -> RMSNorm.Config:
         return RMSNorm.Config(normalized_shape=width, eps=config.rms_norm_eps, param_init=_SKIP)
 
-    def layer() -> Any:
+    def layer() -> Llama3TransformerBlock.Config | Qwen3TransformerBlock.Config:
         return (Qwen3TransformerBlock if is_qwen else Llama3TransformerBlock).Config(
             attention_norm=norm(),
             ffn_norm=norm(),

@@ -7,7 +7,6 @@ fused AdamW; that has not been run. On a CPU every operation is plain PyTorch, a
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -55,7 +54,7 @@ class VeomniEngine(Fsdp2Engine):
     def _build_model(self) -> PreTrainedModel:
         """Without weights. Those are Hugging Face's, read by rank 0, which also draws a head that they lack."""
         spec, train = self.spec, self.spec.trains
-        ensure_process_group(spec.device)
+        ensure_process_group(spec.device, spec.collective_timeout_seconds)
         if not is_parallel_state_initialized():
             init_parallel_state(dp_size=self.world_size, dp_mode="fsdp2", device_type=spec.device)
         read = build_model if self.rank == 0 else build_empty_model
@@ -65,7 +64,7 @@ class VeomniEngine(Fsdp2Engine):
                 f"strategy=veomni has no model of type {source.config.model_type} ({spec.model.path}); it has "
                 f"{', '.join(known)}. Set strategy=fsdp2."
             )
-        self._full_weights: dict[str, Any] = source.state_dict() if self.rank == 0 else {}
+        self._full_weights: dict[str, Tensor] = source.state_dict() if self.rank == 0 else {}
         # VeOmni chooses the class by this name.
         source.config.architectures = [type(source).__name__]
         built = build_foundation_model(

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from paceline.config.describe import description
 from paceline.config.keys import walk_keys
 from paceline.errors import DataError
 from paceline.files import write_atomically
+from paceline.report.json_lines import Row
 from paceline.report.page.read import Limits, read_run
 
 PAGE_FILE = "report.html"
@@ -30,7 +30,7 @@ def write_page(folders: Sequence[Path], output: Path, steps: Iterable[int] = ())
     return len(page)
 
 
-def page_data(folders: Sequence[Path], steps: Iterable[int] = ()) -> dict[str, Any]:
+def page_data(folders: Sequence[Path], steps: Iterable[int] = ()) -> Row:
     """What the page shows. Several runs share the room of one."""
     limits = Limits.shared_by(len(folders), steps)
     names = run_names(folders)
@@ -91,7 +91,7 @@ def _short(value: str | None) -> str:
     return text if len(text) <= LONGEST_VALUE_IN_NAME else f"{text[: LONGEST_VALUE_IN_NAME - 1]}…"
 
 
-def render(data: dict[str, Any]) -> str:
+def render(data: Row) -> str:
     """The page. `<` stands escaped in the data, so no text of a run can end the script that holds them."""
     files = resources.files("paceline.report.page")
     template, style, script = (

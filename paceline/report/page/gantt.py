@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+from paceline.report.json_lines import Row, read_line
 from paceline.report.page.thin import spread
 from paceline.report.timeline import DRIVER, Span, merge_spans
 from paceline.run_folder import TIMELINE_FILE
@@ -15,9 +14,7 @@ MOST_BARS = 200
 """Of one step."""
 
 
-def read_gantt(
-    folder: Path, steps: Sequence[int], most_steps: int, in_any_case: frozenset[int] = frozenset()
-) -> dict[str, Any]:
+def read_gantt(folder: Path, steps: Sequence[int], most_steps: int, in_any_case: frozenset[int] = frozenset()) -> Row:
     """The bars of at most so many of the steps, evenly spread, and of some that are wanted in any case.
 
     `pools` has the processes and roles of each pool. A step has `start`, `end` (seconds from the first event of all)
@@ -50,7 +47,7 @@ def _as_data(
     calls: dict[int, dict[tuple[str, str, bool], list[Span]]],
     pools: dict[str, tuple[set[int], set[str]]],
     steps: list[int],
-) -> dict[str, Any]:
+) -> Row:
     bars = {
         step: [
             (pool, method, start, end, step, validation)
@@ -91,13 +88,11 @@ def _timelines(folder: Path) -> list[Path]:
     return newest + sorted(numbered, key=lambda path: int(path.suffixes[-2][1:]), reverse=True)
 
 
-def _events(path: Path) -> Iterator[dict[str, Any]]:
+def _events(path: Path) -> Iterator[Row]:
     """The spans of a timeline, line by line: the file may be large, and its end may be missing."""
     with path.open("rb") as file:
         for line in file:
-            try:
-                event = json.loads(line.strip().removesuffix(b","))
-            except ValueError:  # the head, the tail, or a line that was not written to its end
-                continue
-            if isinstance(event, dict) and event.get("ph") == "X" and {"ts", "dur", "name"} <= set(event):
+            # None is the head, the tail, or a line that was not written to its end.
+            event = read_line(line.strip().removesuffix(b","))
+            if event is not None and event.get("ph") == "X" and {"ts", "dur", "name"} <= set(event):
                 yield event

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -19,16 +17,20 @@ from paceline.config.keys import known_keys
 from paceline.config.load import to_dict
 from paceline.config.secrets import masked
 from paceline.errors import DataError
+from paceline.report.json_lines import Row, finite, is_number
+from paceline.report.ledger import read_ledger
 from paceline.report.live import duration
 from paceline.report.page.gantt import read_gantt
 from paceline.report.page.thin import spread, thinned
 from paceline.report.samples import cut_text, read_samples, sample_files
 from paceline.report.status import read_status
 from paceline.report.trackers import read_metrics
+from paceline.report.validation_metrics import HEADLINE
 from paceline.run_folder import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
+    LEDGER_FILE,
     METRICS_FILE,
     SAMPLES_FOLDER,
     can_be_resumed,
@@ -69,7 +71,7 @@ class Limits:
         )
 
 
-def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
+def read_run(folder: Path, name: str, limits: Limits) -> Row:
     """All that the page shows of a run."""
     if not (folder / METRICS_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         raise DataError(
@@ -86,7 +88,7 @@ def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
         "name": name,
         "folder": str(folder.resolve()),
         "status": status,
-        "summary": [*summarize(lines, config, status), *unreadable],
+        "summary": [*summarize(lines, config, status), *_prompts(folder / LEDGER_FILE), *unreadable],
         "curves": curves(lines, limits),
         "gantt": read_gantt(folder, steps, limits.gantt_steps, limits.steps),
         "samples": read_run_samples(folder, limits),
@@ -96,13 +98,13 @@ def read_run(folder: Path, name: str, limits: Limits) -> dict[str, Any]:
     }
 
 
-def _speed(line: Mapping[str, Any]) -> dict[str, float]:
-    """Tokens per second of all devices together: what tells whether a run with more of them is faster."""
+def _speed(line: Row) -> dict[str, float]:
+    """Tokens per second of all devices together: shows whether a run with more of them is faster."""
     tokens, seconds = finite(line.get("perf/total_num_tokens")), finite(line.get("timing_s/step"))
     return {SPEED: tokens / seconds} if tokens is not None and seconds else {}
 
 
-def _metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
+def _metrics(path: Path) -> tuple[list[Row], list[tuple[str, str]]]:
     """The lines of the metrics, and a row of the summary if whole lines of them can't be read."""
     if not path.is_file():
         return [], []
@@ -110,6 +112,18 @@ def _metrics(path: Path) -> tuple[list[dict[str, Any]], list[tuple[str, str]]]:
     with path.open("rb") as file:
         unreadable = sum(line.endswith(b"\n") for line in file) - len(lines)
     return lines, [("unreadable", f"{unreadable} lines of {METRICS_FILE}")] if unreadable > 0 else []
+
+
+def _prompts(path: Path) -> list[tuple[str, str]]:
+    """A row of the summary: what became of the prompts, by the ledger."""
+    if not path.is_file():
+        return []
+    try:
+        account = read_ledger(path)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return [("prompts", f"{LEDGER_FILE} can't be read")]
+    dropped = [f"{count:,} dropped ({reason})" for reason, count in sorted(account.dropped.items()) if count]
+    return [("prompts", ", ".join([f"{account.trained:,} trained", *dropped]))]
 
 
 def _instead(folder: Path) -> str:
@@ -120,11 +134,11 @@ def _instead(folder: Path) -> str:
     return f"it has neither {METRICS_FILE} nor {CONFIG_FILE}, but {found}" if found else "it is empty"
 
 
-def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], status: Any) -> list[tuple[str, str]]:
+def summarize(lines: Sequence[Row], config: Row, status: Row | None) -> list[tuple[str, str]]:
     """The numbers that one asks for first, as pairs of name and text."""
 
-    def at(key: str) -> Any:
-        value: Any = config
+    def at(key: str) -> object:
+        value: object = config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
@@ -148,22 +162,25 @@ def summarize(lines: Sequence[Mapping[str, Any]], config: Mapping[str, Any], sta
         few = max(1, min(10, len(score) // 4))
         first, last = (statistics.mean(part) for part in (score[:few], score[-few:]))
         rows.append(("training score", f"{first:.3f} → {last:.3f} (mean of {few} steps)"))
-    for name in sorted({name for line in lines for name in line if name.startswith("val-core/")}):
+    for name in sorted({name for line in lines for name in line if name.startswith(HEADLINE)}):
         measured = values(name)
         if measured:
             text = f"{measured[0]:.3f} → {measured[-1]:.3f}, best {max(measured):.3f}"
-            rows.append((f"validation {name.removeprefix('val-core/')}", text))
+            rows.append((f"validation {name.removeprefix(HEADLINE)}", text))
     if speed := values(SPEED):
         step = statistics.median(values("timing_s/step"))
         rows.append(("speed", f"{statistics.median(speed):,.0f} tokens/s, {step:.2f} s a step (median)"))
     if throughput := values("perf/throughput"):
         rows.append(("throughput", f"{statistics.median(throughput):,.0f} tokens/s per device (median)"))
+    if ages := values("training/staleness/max"):
+        mean = statistics.mean(values("training/staleness/mean"))
+        rows.append(("staleness", f"{mean:.2f} updates (mean), {max(ages):.0f} at most"))
     if overlap := values("perf/overlap"):
         rows.append(("busy pools", f"{statistics.mean(overlap):.0%} of the time (mean)"))
     return [(name, cut_text(text, 300)) for name, text in rows]
 
 
-def _state(status: Any) -> str:
+def _state(status: Row | None) -> str:
     if status is None:
         return "unknown"
     if status["state"] == "silent":
@@ -171,7 +188,7 @@ def _state(status: Any) -> str:
     return status["state"] + (f": {status['error']}" if status.get("error") else "")
 
 
-def curves(lines: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]:
+def curves(lines: Sequence[Row], limits: Limits) -> Row:
     """`series`: metric to (which list of `steps`, its values); a value that is not finite is None."""
     points: dict[str, tuple[list[int], list[float | None]]] = {}
     for line in lines:
@@ -193,16 +210,7 @@ def curves(lines: Sequence[Mapping[str, Any]], limits: Limits) -> dict[str, Any]
     return {"steps": all_steps, "series": series}
 
 
-def is_number(value: Any) -> bool:
-    """Whether it is a number, or one of the texts that stand for NaN and infinity."""
-    return isinstance(value, int | float) or value in ("NaN", "Infinity", "-Infinity")
-
-
-def finite(value: Any) -> float | None:
-    return float(value) if is_number(value) and math.isfinite(float(value)) else None
-
-
-def read_run_samples(folder: Path, limits: Limits) -> list[dict[str, Any]]:
+def read_run_samples(folder: Path, limits: Limits) -> list[Row]:
     """Steps with their samples, evenly spread over the run, the last one included."""
     files = list(sample_files(folder / SAMPLES_FOLDER).items())
     return [
@@ -217,11 +225,11 @@ def read_run_samples(folder: Path, limits: Limits) -> list[dict[str, Any]]:
     ]
 
 
-def _shown(value: Any, longest: int) -> Any:
+def _shown(value: object, longest: int) -> object:
     return value if value is None or isinstance(value, bool | int | float) else cut_text(str(value), longest)
 
 
-def read_run_config(folder: Path) -> dict[str, Any]:
+def read_run_config(folder: Path) -> Row:
     """config.yaml; empty if it can't be read."""
     try:
         config = yaml.safe_load((folder / CONFIG_FILE).read_text())
@@ -230,7 +238,7 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def config_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
+def config_rows(config: Row) -> list[tuple[str, str, str, bool]]:
     """(key, value, default, whether they differ) of every key; secrets are masked."""
     defaults = dict(_flat(to_dict(PPOConfig())))
     return [
@@ -239,9 +247,9 @@ def config_rows(config: Mapping[str, Any]) -> list[tuple[str, str, str, bool]]:
     ]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
     """Leaves by full name; a key that holds a dict of the user's own is one."""
-    rows: list[tuple[str, Any]] = []
+    rows: list[tuple[str, object]] = []
     for name, value in tree.items():
         key = f"{prefix}{name}"
         is_leaf = key in known_keys() and not known_keys()[key].is_section
@@ -249,12 +257,12 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _yaml_text(value: Any) -> str:
+def _yaml_text(value: object) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
     return cut_text(text, LONGEST_CONFIG_VALUE)
 
 
-def read_checkpoints(folder: Path, limits: Limits) -> list[dict[str, Any]]:
+def read_checkpoints(folder: Path, limits: Limits) -> list[Row]:
     """The newest checkpoints, oldest first: what they hold, their size, and whether a run can go on from them."""
     found = []
     for step, path in list_checkpoints(folder / CHECKPOINTS_FOLDER).items():
@@ -284,7 +292,7 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-def read_environment(folder: Path) -> Any:
+def read_environment(folder: Path) -> object:
     """environment.json, with the first nodes of a large cluster; None if it can't be read."""
     try:
         environment = json.loads((folder / ENVIRONMENT_FILE).read_text())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from itertools import pairwise
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def spread(items: list[Any], most: int) -> list[Any]:
+def spread(items: list[T], most: int) -> list[T]:
     """At most so many of the items, evenly spread, first and last included.
 
     >>> spread([0, 1, 2, 3, 4, 5, 6], 3)

@@ -307,7 +307,7 @@ def watch(spec: dict, status: int, program: int, proc: int, started: float) -> d
             if pid == 0:
                 break
         scan.update()
-        if scan.memory_bytes(limits["memory_bytes"]) > limits["memory_bytes"]:
+        if scan.takes_more_than(limits["memory_bytes"]):
             return {"reason": "memory", "exit_code": None}
         elapsed = time.monotonic() - started
         if elapsed - scan.waited_seconds > limits["wall_seconds"] or elapsed > limits["latest_seconds"]:
@@ -354,7 +354,12 @@ class Scan:
         finally:
             os.close(descriptor)
 
-    def memory_bytes(self, enough: int) -> int:
+    def takes_more_than(self, limit: int) -> bool:
+        """Whether the memory of all processes is above the limit, twice in a row: they are read one after the other, so
+        if some end meanwhile, pages that they shared count again in those read later."""
+        return self._memory_bytes(limit) > limit and self._memory_bytes(limit) > limit
+
+    def _memory_bytes(self, enough: int) -> int:
         """Resident memory and buffers of sockets. Above `enough`, pages that processes share are counted once."""
         page = resource.getpagesize()
         statm = [self._read(pid, "statm").split() for pid in self.pids]
@@ -365,12 +370,13 @@ class Scan:
         return sum(self._share(pid, page) for pid in self.pids) + sockets
 
     def _num_sockets(self) -> int:
-        found, hidden = set(), 0
+        found: set[str] = set()
+        hidden = 0
         for pid in self.pids:
             try:
                 folder = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc)
-            except PermissionError:  # it shows nobody what it has open
-                hidden += self.num_open_files
+            except PermissionError:  # it shows nobody what it has open; one that has ended has nothing
+                hidden += self.num_open_files * self._is_alive(pid)
                 continue
             except OSError:
                 continue
@@ -381,6 +387,10 @@ class Scan:
             finally:
                 os.close(folder)
         return sum(name.startswith("socket:") for name in found) + hidden
+
+    def _is_alive(self, pid: int) -> bool:
+        """False for one that has ended and was not waited for: its parent may do that much later."""
+        return self._read(pid, "stat").rpartition(")")[2].split()[:1] not in ([], ["Z"], ["X"])
 
     def _share(self, pid: int, page: int) -> int:
         for line in self._read(pid, "smaps_rollup").splitlines():

@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import random
+import socket
 import threading
 import time
 import urllib.error
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.2
 LONGEST_PAUSE_SECONDS = 10.0
+REACH_SECONDS = 3.0
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Answers that another attempt may change."""
 
@@ -75,6 +77,16 @@ class RemoteSandbox:
         self._places = threading.Semaphore(concurrency)
         # No proxies from the environment for what is mostly a service next door; no redirects with other people's code.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects())
+
+    def check(self) -> None:
+        """Warn if the service can't be reached now."""
+        parts = urllib.parse.urlsplit(self.url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=REACH_SECONDS).close()
+        except OSError as error:
+            url = self.url.removesuffix("/run_code")
+            logger.warning("The sandbox at %s can't be reached now: %s. Code would not be graded.", url, error)
 
     def run(self, program: Program) -> RunResult:
         """Run one program; asks again while the service fails."""

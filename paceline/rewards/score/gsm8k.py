@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
+from paceline.rewards.score import Graded
 from paceline.text import last_boxed
 
 __all__ = ["compute_score", "compute_scores", "extract_number"]
@@ -42,7 +43,7 @@ def compute_score(
     method: Method = "strict",
     format_score: float = 0.0,
     score: float = 1.0,
-    extra_info: dict[str, Any] | None = None,
+    extra_info: object = None,
 ) -> float:
     """`score` for the right number, `format_score` for a wrong one, 0 where none was found.
 
@@ -59,10 +60,10 @@ def compute_score(
 
 
 def compute_scores(
-    solutions: Sequence[str], ground_truths: Sequence[Any], extra_infos: Sequence[Any], method: Method = "strict"
-) -> list[dict[str, Any] | Exception]:
+    solutions: Sequence[str], ground_truths: Sequence[object], extra_infos: Sequence[object], method: Method = "strict"
+) -> list[Graded | Exception]:
     """Scores of many responses, each with `acc`, `extracted` and `pred`, the number that was read or ""."""
-    results: list[dict[str, Any] | Exception] = []
+    results: list[Graded | Exception] = []
     for solution, ground_truth in zip(solutions, ground_truths, strict=True):
         try:
             expected = _expected(ground_truth)
@@ -95,7 +96,7 @@ def extract_number(text: str, method: Method = "strict") -> Fraction | None:
     return _last_number(text)
 
 
-def _expected(ground_truth: Any) -> Fraction:
+def _expected(ground_truth: object) -> Fraction:
     text = str(ground_truth)
     number = extract_number(text, "strict") if "####" in text else _number_at(text, 0)
     if number is None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
+from paceline.rewards.score import Graded
 from paceline.text import last_boxed
 
 __all__ = ["compute_score", "compute_scores", "extract_letter"]
@@ -35,7 +35,7 @@ _CLAIMS = 20
 _LONGEST_CLAIM = 2000
 
 
-def compute_score(solution_str: str, ground_truth: str, extra_info: dict[str, Any] | None = None) -> float:
+def compute_score(solution_str: str, ground_truth: str, extra_info: object = None) -> float:
     """1 if the response chooses the right ending, else 0.
 
     Args:
@@ -48,10 +48,10 @@ def compute_score(solution_str: str, ground_truth: str, extra_info: dict[str, An
 
 
 def compute_scores(
-    solutions: Sequence[str], ground_truths: Sequence[Any], extra_infos: Sequence[Any]
-) -> list[dict[str, Any] | Exception]:
+    solutions: Sequence[str], ground_truths: Sequence[object], extra_infos: Sequence[object]
+) -> list[Graded | Exception]:
     """Scores of many responses, each with `acc`, `extracted` and `pred`, the letter that was read or ""."""
-    results: list[dict[str, Any] | Exception] = []
+    results: list[Graded | Exception] = []
     for solution, ground_truth, extra_info in zip(solutions, ground_truths, extra_infos, strict=True):
         try:
             endings = _endings(extra_info)
@@ -95,7 +95,8 @@ def _read(text: str, endings: Sequence[str], claimed: bool = False) -> str | Non
     for letter, ending in zip(LETTERS, endings, strict=False):
         if whole == ending:
             return letter
-    start = _LEAD.match(text).end()
+    lead = _LEAD.match(text)
+    start = lead.end() if lead else 0
     patterns = (_LETTER_ALONE, _LETTER_BEFORE_ENDING, _LETTER) if claimed else (_LETTER_ALONE, _LETTER_BEFORE_ENDING)
     for pattern in patterns:
         match = pattern.match(text, start)
@@ -118,7 +119,7 @@ def _plain(text: str) -> str:
     return " ".join(text[inside[0] : inside[-1] + 1].split()).casefold() if inside else ""
 
 
-def _endings(extra_info: Any) -> list[str]:
+def _endings(extra_info: object) -> list[str]:
     endings = extra_info.get("endings") if isinstance(extra_info, dict) else None
     if endings is None:
         return []
@@ -127,7 +128,7 @@ def _endings(extra_info: Any) -> list[str]:
     return [str(ending) for ending in endings]
 
 
-def _expected(ground_truth: Any, endings: Sequence[str]) -> str:
+def _expected(ground_truth: object, endings: Sequence[str]) -> str:
     text = str(ground_truth).strip()
     if text.upper() in LETTERS and len(text) == 1:
         return text.upper()

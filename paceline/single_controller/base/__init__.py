@@ -1,6 +1,6 @@
 """What a worker, a dispatch mode and a worker group are; imports no Ray."""
 
-from paceline.single_controller.base.decorator import Execute, register
+from paceline.single_controller.base.calls import CallRecord, call_tag
 from paceline.single_controller.base.dispatch import (
     Dispatch,
     DispatchMode,
@@ -8,8 +8,7 @@ from paceline.single_controller.base.dispatch import (
     make_mesh_dispatch,
     register_dispatch_mode,
 )
-from paceline.single_controller.base.records import CallRecord, call_tag
-from paceline.single_controller.base.worker import MeshRank, Worker, WorkerContext
+from paceline.single_controller.base.worker import Execute, MeshRank, Worker, WorkerContext, register
 from paceline.single_controller.base.worker_group import WorkerGroup
 
 __all__ = [

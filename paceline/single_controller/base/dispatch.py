@@ -13,15 +13,16 @@ worker's answer in the worker, before it is sent: neither the driver nor another
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.protocol import DataProto, DataProtoFuture
 
 if TYPE_CHECKING:
     from paceline.single_controller.base.worker_group import WorkerGroup
 
+T = TypeVar("T")
 PADDING_KEY = "num_padding_rows"
 
 
@@ -30,8 +31,8 @@ class RankCall:
     """The arguments of one rank. A rank with `answers=False` runs the method, but its result is dropped there."""
 
     rank: int
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = field(default_factory=dict)
     answers: bool = True
 
 
@@ -77,7 +78,7 @@ def take_shard(parts: Sequence[DataProto], index: int, count: int) -> DataProto:
     start = index * base + min(index, extra)
     stop = start + base + (index < extra)
     padding = int(0 < extra <= index)
-    if start == stop:  # fewer rows than ranks: the first row stands in
+    if start == stop:  # fewer rows than ranks: the first row is padding
         shard = take_rows(parts, 0, 1)
     else:
         shard = take_rows(parts, start, stop)
@@ -86,7 +87,7 @@ def take_shard(parts: Sequence[DataProto], index: int, count: int) -> DataProto:
     return replace(shard, meta_info={**shard.meta_info, PADDING_KEY: padding})
 
 
-def drop_padding(output: Any, args: Sequence[Any]) -> Any:
+def drop_padding(output: object, args: Sequence[object]) -> object:
     """The output of a row-wise method without the rows that come from padding rows of its arguments' shards.
 
     A method may give k rows for each row it got (in order, the k of a row together). Other types pass as they are.
@@ -102,8 +103,8 @@ def drop_padding(output: Any, args: Sequence[Any]) -> Any:
     rows, padding = sizes.pop()
     if padding and len(output) % rows:
         raise ValueError(
-            f"got {rows} rows of which {padding} are padding, returned {len(output)}: which of them to drop can't be "
-            f"told. Return a multiple of the rows, or register the method with Dispatch.DP_COMPUTE_METRIC."
+            f"got {rows} rows of which {padding} are padding, returned {len(output)}: it is unknown which of "
+            f"them to drop. Return a multiple of the rows, or register the method with Dispatch.DP_COMPUTE_METRIC."
         )
     if padding and len(output):
         output = output[: len(output) // rows * (rows - padding)]
@@ -118,7 +119,7 @@ class TakeShard:
     index: int
     count: int
 
-    def __call__(self, values: list[Any]) -> DataProto:
+    def __call__(self, values: list[DataProto]) -> DataProto:
         # Joining all parts only to cut one shard out of them would copy the whole batch in every rank.
         parts = values if self.resolver is concat_rows else [self.resolver(values)]
         for part in parts:
@@ -129,7 +130,7 @@ class TakeShard:
         return take_shard(parts, self.index, self.count)
 
 
-def split_argument(value: Any, count: int) -> list[Any]:
+def split_argument(value: object, count: int) -> Sequence[object]:
     """`value` for each of `count` shards: cut when it is a batch or the future of one, else the same for all."""
     if isinstance(value, DataProto):
         return [take_shard([value], index, count) for index in range(count)]
@@ -139,9 +140,11 @@ def split_argument(value: Any, count: int) -> list[Any]:
     return [value] * count
 
 
-def split_arguments(
-    args: tuple[Any, ...], kwargs: dict[str, Any], count: int
-) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+Arguments = tuple[tuple[object, ...], dict[str, object]]
+"""Of one rank: positional and by keyword."""
+
+
+def split_arguments(args: tuple[object, ...], kwargs: dict[str, object], count: int) -> list[Arguments]:
     """The arguments of each of `count` shards."""
     values = [*args, *kwargs.values()]
     if not any(isinstance(value, DataProto | DataProtoFuture) for value in values):
@@ -152,50 +155,56 @@ def split_arguments(
     lengths = {len(value) for value in values if isinstance(value, DataProto)}
     if len(lengths) > 1:
         raise ValueError(f"the batches of one data-parallel call differ in length: {sorted(lengths)} rows.")
-    columns = [split_argument(value, count) for value in values]
-    shards = [tuple(column[index] for column in columns) for index in range(count)]
-    return [(shard[: len(args)], dict(zip(kwargs, shard[len(args) :], strict=True))) for shard in shards]
+    return _by_rank([split_argument(value, count) for value in values], len(args), kwargs)
+
+
+def _by_rank(values: Sequence[Sequence[object]], num_args: int, names: Iterable[str]) -> list[Arguments]:
+    """From each argument's value for each rank, those by keyword last, to each rank's arguments."""
+    ranks = zip(*values, strict=True)
+    return [(values[:num_args], dict(zip(names, values[num_args:], strict=True))) for values in ranks]
 
 
 # Dispatch functions.
 
 
-def _one_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+def _one_to_all(group: WorkerGroup, *args: object, **kwargs: object) -> list[RankCall]:
     return [RankCall(rank, args, kwargs) for rank in range(group.world_size)]
 
 
-def _first_answers(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+def _first_answers(group: WorkerGroup, *args: object, **kwargs: object) -> list[RankCall]:
     return [RankCall(rank, args, kwargs, answers=rank == 0) for rank in range(group.world_size)]
 
 
-def _all_to_all(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+def _all_to_all(group: WorkerGroup, *args: object, **kwargs: object) -> list[RankCall]:
     values = [*args, *kwargs.values()]
     if not any(isinstance(value, list | tuple) for value in values):
         return _one_to_all(group, *args, **kwargs)
+    by_rank: list[Sequence[object]] = []
     for value in values:
-        if not isinstance(value, list | tuple) or len(value) != group.world_size:
+        if isinstance(value, list | tuple) and len(value) == group.world_size:
+            by_rank.append(value)
+        else:
             found = f"{len(value)} items" if isinstance(value, list | tuple) else type(value).__name__
             raise ValueError(
                 f"Dispatch.ALL_TO_ALL takes lists with one item per rank, or no list at all: "
                 f"{group.name} has {group.world_size} ranks, got {found}. "
                 f"For a list that every rank gets as it is, use Dispatch.ONE_TO_ALL."
             )
-    return [
-        RankCall(rank, tuple(arg[rank] for arg in args), {key: value[rank] for key, value in kwargs.items()})
-        for rank in range(group.world_size)
-    ]
+    return [RankCall(rank, *shard) for rank, shard in enumerate(_by_rank(by_rank, len(args), kwargs))]
 
 
-def _rank_zero(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+def _rank_zero(group: WorkerGroup, *args: object, **kwargs: object) -> list[RankCall]:
     return [RankCall(0, args, kwargs)]
 
 
-def _data_parallel(group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+def _data_parallel(group: WorkerGroup, *args: object, **kwargs: object) -> list[RankCall]:
     shards = split_arguments(args, kwargs, group.world_size)
     return [RankCall(rank, *shard) for rank, shard in enumerate(shards)]
 
 
-def _data_parallel_with_func(group: WorkerGroup, func: Callable[..., Any], *args: Any, **kwargs: Any) -> list[RankCall]:
+def _data_parallel_with_func(
+    group: WorkerGroup, func: Callable[..., object], *args: object, **kwargs: object
+) -> list[RankCall]:
     if not callable(func):
         raise TypeError(f"Dispatch.DP_COMPUTE_PROTO_WITH_FUNC needs a function first; got {type(func).__name__}.")
     return _data_parallel(group, func, *args, **kwargs)
@@ -205,7 +214,7 @@ def _data_parallel_with_func(group: WorkerGroup, func: Callable[..., Any], *args
 class _ByMesh:
     mesh_name: str
 
-    def __call__(self, group: WorkerGroup, *args: Any, **kwargs: Any) -> list[RankCall]:
+    def __call__(self, group: WorkerGroup, *args: object, **kwargs: object) -> list[RankCall]:
         mesh = group.mesh(self.mesh_name)
         collectors = sorted(place.dp_rank for place in mesh if place.is_collect)
         count = 1 + max(place.dp_rank for place in mesh)
@@ -222,12 +231,12 @@ class _ByMesh:
 # Collect functions.
 
 
-def as_list(outputs: list[Any]) -> list[Any]:
+def as_list(outputs: list[T]) -> list[T]:
     """One item per rank, in rank order."""
     return outputs
 
 
-def only_one(outputs: list[Any]) -> Any:
+def only_one(outputs: list[T]) -> T:
     return outputs[0]
 
 

@@ -1,17 +1,24 @@
-"""The base class of what runs in a worker process."""
+"""What runs in a worker process: the base class, and `@register`, which makes its methods callable on the group."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from enum import Enum
+from typing import ClassVar, Self, TypeVar
+
+from paceline.single_controller.base.dispatch import Dispatch, DispatchMode
+
+_MARK = "__paceline_registration__"
+_Method = TypeVar("_Method", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Where a worker stands in its group."""
+    """A worker's place in its group."""
 
     role: str = "worker"
     pool_name: str = "local"
@@ -39,7 +46,7 @@ class WorkerContext:
 
 
 current_context: ContextVar[WorkerContext | None] = ContextVar("current_context", default=None)
-"""Set around the construction of a worker; a worker made outside of any group stands alone."""
+"""Set around the construction of a worker; a worker made outside of any group is alone."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Worker:
     _context: WorkerContext
     _meshes: dict[str, MeshRank]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         worker = super().__new__(cls)
         worker._context = current_context.get() or WorkerContext()
         worker._meshes = {}
@@ -102,7 +109,7 @@ class Worker:
         return nullcontext()
 
     def register_mesh(self, name: str, dp_rank: int, is_collect: bool) -> None:
-        """Say which data shard this rank takes in calls by mesh `name`, and whether its answer is the one to keep.
+        """Set which data shard this rank takes in calls by mesh `name`, and whether its answer is the one to keep.
 
         Two tensor-parallel ranks that work on one shard register the same `dp_rank`; one of them has `is_collect`.
         Call it in the constructor or in a method that runs before the first call by this mesh.
@@ -116,3 +123,50 @@ class Worker:
                 f"mesh {name!r} was not registered (registered: {known}); call self.register_mesh({name!r}, ...)."
             )
         return self._meshes[name]
+
+
+class Execute(Enum):
+    """Which ranks run a call."""
+
+    ALL = "all"
+    """Every rank that the dispatch mode names."""
+    RANK_ZERO = "rank_zero"
+    """Rank 0 alone, with the arguments it would have got; the result is its own."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    dispatch_mode: DispatchMode
+    execute_mode: Execute
+    blocking: bool
+
+
+def register(
+    dispatch_mode: DispatchMode = Dispatch.ALL_TO_ALL, execute_mode: Execute = Execute.ALL, blocking: bool = True
+) -> Callable[[_Method], _Method]:
+    """Make a method of a worker callable on its group.
+
+    With `blocking=True` the call gives its result; with False a `DataProtoFuture`, whose `.get()` gives it, and which
+    other groups take as an argument. An override in a subclass keeps the registration unless it has its own. A method
+    may be `async def`: it runs to its end before the worker's next call.
+    """
+    if not isinstance(dispatch_mode, DispatchMode):
+        raise TypeError(f"register takes a dispatch mode, e.g. @register(Dispatch.ONE_TO_ALL); got {dispatch_mode!r}.")
+    if not isinstance(execute_mode, Execute):
+        raise TypeError(f"register takes Execute.ALL or Execute.RANK_ZERO as execute_mode; got {execute_mode!r}.")
+
+    def mark(method: _Method) -> _Method:
+        setattr(method, _MARK, Registration(dispatch_mode, execute_mode, blocking))
+        return method
+
+    return mark
+
+
+def registered_methods(cls: type) -> dict[str, Registration]:
+    """The registered methods of a class by name, those of its bases included."""
+    found: dict[str, Registration] = {}
+    for base in reversed(cls.__mro__):
+        for name, attribute in vars(base).items():
+            if hasattr(attribute, _MARK):
+                found[name] = getattr(attribute, _MARK)
+    return found

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.protocol import DataProtoFuture
-from paceline.single_controller.base.decorator import Execute, Registration, registered_methods
 from paceline.single_controller.base.dispatch import CollectFn, Dispatch, RankCall, only_one
-from paceline.single_controller.base.worker import MeshRank
+from paceline.single_controller.base.worker import Execute, MeshRank, Registration, registered_methods
 
 
 class WorkerGroup(ABC):
@@ -19,6 +18,11 @@ class WorkerGroup(ABC):
         self.name = name
         self.world_size = world_size
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Callable[..., Any]:
+            """A registered method; `_bind_methods` makes them."""
+
     @abstractmethod
     def submit(self, method: str, calls: list[RankCall], collect_fn: CollectFn, *, row_wise: bool) -> DataProtoFuture:
         """Issue the calls in order and return at once; the future gives `collect_fn` of those that answer."""
@@ -27,7 +31,7 @@ class WorkerGroup(ABC):
     def mesh(self, name: str) -> list[MeshRank]:
         """Each rank's place in the mesh that the workers registered under `name`."""
 
-    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> DataProtoFuture:
+    def execute_all_async(self, method_name: str, *args: object, **kwargs: object) -> DataProtoFuture:
         """Call any method of the workers, registered or not, on all ranks; arguments as by `Dispatch.ALL_TO_ALL`.
 
         The future's `get()` gives a list with one item per rank.
@@ -35,16 +39,16 @@ class WorkerGroup(ABC):
         mode = Dispatch.ALL_TO_ALL
         return self.submit(method_name, mode.dispatch_fn(self, *args, **kwargs), mode.collect_fn, row_wise=False)
 
-    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def execute_all_sync(self, method_name: str, *args: object, **kwargs: object) -> list[Any]:
         """As `execute_all_async`, and wait."""
         return self.execute_all_async(method_name, *args, **kwargs).get()
 
-    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> DataProtoFuture:
+    def execute_rank_zero_async(self, method_name: str, *args: object, **kwargs: object) -> DataProtoFuture:
         """Call any method of the workers, registered or not, on rank 0; the future's `get()` gives its result."""
         mode = Dispatch.RANK_ZERO
         return self.submit(method_name, mode.dispatch_fn(self, *args, **kwargs), mode.collect_fn, row_wise=False)
 
-    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+    def execute_rank_zero_sync(self, method_name: str, *args: object, **kwargs: object) -> Any:
         """As `execute_rank_zero_async`, and wait."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs).get()
 
@@ -60,7 +64,7 @@ class WorkerGroup(ABC):
     def _make_method(self, name: str, registration: Registration) -> Callable[..., Any]:
         mode = registration.dispatch_mode
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             calls, collect_fn = mode.dispatch_fn(self, *args, **kwargs), mode.collect_fn
             if registration.execute_mode is Execute.RANK_ZERO:
                 calls, collect_fn = [rank_call for rank_call in calls if rank_call.rank == 0], only_one

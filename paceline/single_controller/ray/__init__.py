@@ -1,8 +1,8 @@
 """Worker groups and resource pools on Ray."""
 
-from paceline.single_controller.ray.colocate import create_colocated_worker_cls
-from paceline.single_controller.ray.group import RayClassWithInitArgs, RayWorkerGroup
+from paceline.single_controller.ray.group import RayWorkerGroup
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
+from paceline.single_controller.ray.shell import RayClassWithInitArgs, create_colocated_worker_cls
 from paceline.single_controller.ray.watch import drain_call_records, limited_wait
 
 __all__ = [

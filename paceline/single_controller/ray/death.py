@@ -1,4 +1,4 @@
-"""What the death of a process was, in the words of whoever has to mend it."""
+"""Why a process died: the cause, its memory, and the end of its stderr."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import glob
 import os
 import re
 import time
-from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from paceline.private_apis.ray_private import actor_entry, death_message, logs_folder
 from paceline.single_controller.ray.heartbeat import Beat, Place
 
 DEATHS = (RayActorError, OutOfMemoryError)
@@ -20,7 +20,7 @@ LAST_LINES = 20
 SETTLE_SECONDS = 10.0
 """How long to wait for Ray to find out why a process can't be reached."""
 LOG_SECONDS = 10.0
-"""How long to wait for the last words of a process on another node."""
+"""How long to wait for the end of the stderr of a process on another node."""
 
 MEMORY_ADVICE = (
     "Memory was short, so the kernel or Ray probably killed it: give each device less to do at a time, put fewer "
@@ -31,49 +31,49 @@ MEMORY_ADVICE = (
 
 def explain_death(error: RayError, place: Place | None, beat: Beat | None) -> tuple[str, str]:
     """(why the process ended and how much memory it had, the last lines of its stderr)."""
-    words = _last_words(place) if place else ""
-    sentences = [f"its process{f' ({place})' if place else ''} {_cause(error, words)}"]
+    stderr = _end_of_stderr(place) if place else ""
+    sentences = [f"its process{f' ({place})' if place else ''} {_cause(error, stderr)}"]
     if beat is not None:
         sentences[0] += f"; {beat}"
     if isinstance(error, OutOfMemoryError) or (beat is not None and beat.is_memory_short):
         sentences.append(MEMORY_ADVICE)
-    return ". ".join(sentences), f"last lines of its stderr:\n{words}" if words else ""
+    return ". ".join(sentences), f"last lines of its stderr:\n{stderr}" if stderr else ""
 
 
 def place_of_actor(actor_id: str) -> Place | None:
     """Where an actor runs or ran; None if it never did."""
-    entry = ray._private.state.actors(actor_id)
-    if not entry or not entry.get("Pid"):
+    entry = actor_entry(actor_id)
+    if not entry.get("Pid"):
         return None
     return Place(entry["Address"]["NodeID"], entry["Address"]["IPAddress"], entry["Pid"])
 
 
-def _cause(error: RayError, words: str) -> str:
-    text = _what_ray_knows(error)
+def _cause(error: RayError, stderr: str) -> str:
+    text = _death_report(error)
     if isinstance(error, OutOfMemoryError):
         reason = re.search(r"OOM kill reason: (.*)", text)
         return f"was killed by Ray's memory monitor: {reason[1] if reason else text.splitlines()[0]}"
-    if found := re.search(r"\*\*\* (SIG\w+) received", words):
+    if found := re.search(r"\*\*\* (SIG\w+) received", stderr):
         return f"was ended by {found[1]}"
     if found := re.search(r"exit code (\d+)\.(.*SIGTERM)?", text):
         return f"ended with exit code {found[1]}{' after SIGTERM' if found[2] else ''}"
-    if "connection error code 2. End of file" in text:  # it had no time for a word, nor had Ray
+    if "connection error code 2. End of file" in text:  # neither it nor Ray had time to report more
         return "was killed by SIGKILL, or ended itself by os._exit"
     return f"is gone: {text}"
 
 
-def _what_ray_knows(error: RayError) -> str:
-    """Of an actor that can't be reached, e.g. because its node is gone, Ray knows more a moment later."""
+def _death_report(error: RayError) -> str:
+    """Ray's report. Of an actor that can't be reached, e.g. because its node is gone, it has one a moment later."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while isinstance(error, ActorUnavailableError) and time.monotonic() < deadline:
-        entry = ray._private.state.actors(error.actor_id)
+        entry = actor_entry(error.actor_id)
         if entry.get("State") == "DEAD":
-            return entry["DeathCause"].actor_died_error_context.error_message or str(error)
+            return death_message(entry) or str(error)
         time.sleep(0.2)
     return str(error)
 
 
-def _last_words(place: Place) -> str:
+def _end_of_stderr(place: Place) -> str:
     if place.node_id == ray.get_runtime_context().get_node_id():
         return _end_of_log(place.pid)
     if not any(node["NodeID"] == place.node_id and node["Alive"] for node in ray.nodes()):
@@ -82,14 +82,13 @@ def _last_words(place: Place) -> str:
     read = ray.remote(_end_of_log).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
     try:
         return ray.get(read.remote(place.pid), timeout=LOG_SECONDS)
-    except RayError:  # the node is on its way out as well
+    except RayError:  # the node is shutting down as well
         return ""
 
 
 def _end_of_log(pid: int) -> str:
     """The end of the stderr of a process of this node."""
-    node: Any = ray._private.worker._global_node
-    for path in glob.glob(os.path.join(node.get_logs_dir_path(), f"worker-*-{pid}.err")):
+    for path in glob.glob(os.path.join(logs_folder(), f"worker-*-{pid}.err")):
         with open(path, errors="replace") as file:
             # Ray's own marks begin with a colon.
             return "".join(line for line in file.readlines()[-LAST_LINES:] if not line.startswith(":"))

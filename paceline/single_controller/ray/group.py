@@ -1,47 +1,40 @@
-"""Worker groups on Ray."""
+"""Worker groups on Ray, and the processes under them: started, given their ranks, ended."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import os
-from collections.abc import Iterable
+import uuid
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import ray
-from ray.actor import ActorClass
 
+from paceline.errors import WorkerError
+from paceline.external import imported_modules
 from paceline.protocol import DataProtoFuture
+from paceline.redaction import known_secrets
 from paceline.single_controller.base import MeshRank, RankCall, WorkerGroup, call_tag
 from paceline.single_controller.base.dispatch import CollectFn, as_list
+from paceline.single_controller.base.worker import WorkerContext
+from paceline.single_controller.ray.heartbeat import forget_beats
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
-from paceline.single_controller.ray.processes import WorkerProcesses
-from paceline.single_controller.ray.shell import Call, FromValues, RoleSpec
-from paceline.single_controller.ray.watch import PendingCall, drain_call_records, running_calls, watch
+from paceline.single_controller.ray.shell import (
+    Call,
+    ColocatedClasses,
+    FromValues,
+    Location,
+    RayClassWithInitArgs,
+    WorkerShell,
+)
+from paceline.single_controller.ray.watch import PendingCall, Process, drain_call_records, running_calls, watch
+
+logger = logging.getLogger(__name__)
 
 _INLINE_TYPES = (type(None), bool, int, float)
 _INLINE_CHARACTERS = 1000
-
-
-class RayClassWithInitArgs:
-    """A worker class, plain or `ray.remote`, and the arguments to construct it with in each worker process."""
-
-    def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(cls, ActorClass):
-            cls = vars(cls)["__ray_metadata__"].modified_class.__ray_actor_class__
-        if not isinstance(cls, type):
-            raise TypeError(f"RayClassWithInitArgs takes a worker class; got {cls!r}.")
-        self.cls = cls
-        self.args = args
-        self.kwargs = kwargs
-
-
-class ColocatedClasses(RayClassWithInitArgs):
-    """Several worker classes that share one process; made by `create_colocated_worker_cls`."""
-
-    def __init__(self, classes: dict[str, RayClassWithInitArgs]) -> None:
-        super().__init__(type("+".join(classes), (), {}))
-        self.classes = classes
 
 
 class RayWorkerGroup(WorkerGroup):
@@ -66,10 +59,7 @@ class RayWorkerGroup(WorkerGroup):
         worker_env: dict[str, str] | None = None,
     ) -> None:
         self._colocated = isinstance(ray_cls_with_init, ColocatedClasses)
-        if isinstance(ray_cls_with_init, ColocatedClasses):
-            classes = ray_cls_with_init.classes
-        else:
-            classes = {name_prefix or ray_cls_with_init.cls.__name__: ray_cls_with_init}
+        classes = ray_cls_with_init.by_role(name_prefix)
         super().__init__(name_prefix or "+".join(classes), resource_pool.world_size)
         self._classes = {role: item.cls for role, item in classes.items()}
         self._meshes: dict[str, list[MeshRank]] = {}
@@ -77,7 +67,7 @@ class RayWorkerGroup(WorkerGroup):
             self._bind_methods(ray_cls_with_init.cls)
         self._workers = WorkerProcesses(
             resource_pool,
-            {role: RoleSpec(item.cls, item.args, item.kwargs) for role, item in classes.items()},
+            classes,
             heartbeat_timeout_seconds=heartbeat_timeout_seconds,
             ready_timeout_seconds=ready_timeout_seconds,
             worker_env=worker_env,
@@ -142,6 +132,107 @@ class RayWorkerGroup(WorkerGroup):
         return DataProtoFuture(results, collect_fn, partial(watch.fetch, calls=pending))
 
 
+class WorkerProcesses:
+    """One process per device of the pool, each with a worker of every role once `construct_workers` was called."""
+
+    def __init__(
+        self,
+        pool: RayResourcePool | ProcessPool,
+        roles: dict[str, RayClassWithInitArgs],
+        *,
+        heartbeat_timeout_seconds: float,
+        ready_timeout_seconds: float,
+        worker_env: dict[str, str] | None = None,
+    ) -> None:
+        environment = _environment(worker_env or {})
+        self.pool = pool
+        self.title = "+".join(roles)
+        self.roles = roles
+        self.processes: list[Process] = []
+        self._heartbeat_prefix = uuid.uuid4().hex
+        self._alive = True
+        # Every failure is raised once by the watch; Ray would print it again for each rank and reference.
+        os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+        options = pool.acquire(self.title, ready_timeout_seconds)
+        try:
+            for rank, actor_options in enumerate(options):
+                key = f"{self._heartbeat_prefix}/{rank}"
+                actor = ray.remote(WorkerShell).options(**actor_options, **environment).remote(self.title, rank, key)
+                self.processes.append(Process(actor, rank, key, heartbeat_timeout_seconds))
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def construct_workers(self) -> None:
+        """Wait for the processes and construct the worker of every role in each; at a failure all of them end."""
+        try:
+            self._construct_workers()
+        except BaseException:
+            self.shutdown()
+            raise
+        places = ", ".join(str(process.location) for process in self.processes)
+        logger.info("%s: %d workers on pool %s (%s)", self.title, len(self.processes), self.pool.name, places)
+
+    def _construct_workers(self) -> None:
+        locations: list[Location] = self._ask("prepare", [(imported_modules(), known_secrets())] * len(self.processes))
+        nodes = [location.node_id for location in locations]
+        specs = ray.put(self.roles)
+        arguments = []
+        for process, location in zip(self.processes, locations, strict=True):
+            process.location = location
+            context = WorkerContext(
+                pool_name=self.pool.name,
+                rank=process.rank,
+                world_size=len(nodes),
+                local_rank=nodes[: process.rank].count(location.node_id),
+                local_world_size=nodes.count(location.node_id),
+                master_addr=locations[0].node_ip,
+                master_port=locations[0].port,
+            )
+            neighbours = self.pool.workers_beside(process.rank)
+            arguments.append((context, self.pool.threads_per_worker, neighbours, specs))
+        self._ask("setup", arguments)
+
+    def _ask(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+        """Call a method of the shells themselves; a failure is one of the workers' construction."""
+        call_id = watch.new_call_id()
+        results, calls = [], []
+        for process, args in zip(self.processes, arguments, strict=True):
+            result = getattr(process.actor, method).remote(*args)
+            calls.append(PendingCall(call_id, process, self.title, "__init__", result.binary()))
+            watch.add(result, calls[-1])
+            results.append(result)
+        return watch.fetch(results, calls)
+
+    def check_alive(self, role: str, method: str) -> None:
+        if not self._alive:
+            raise WorkerError(role, 0, method, f"the workers of {self.title} were shut down; make a new worker group.")
+
+    def shutdown(self) -> None:
+        """End the processes and give the devices back. Their unfinished calls are dropped."""
+        if not self._alive:
+            return
+        self._alive = False
+        watch.forget(self.processes)
+        if ray.is_initialized():
+            for process in self.processes:
+                ray.kill(process.actor)
+            forget_beats(self._heartbeat_prefix)
+        self.pool.release(self.title)
+
+
+def _environment(variables: dict[str, str]) -> dict[str, object]:
+    """The Ray options that set these variables before the process starts; the others of the job stay."""
+    if taken := sorted({*WorkerContext().variables(), "OMP_NUM_THREADS"} & set(variables)):
+        raise ValueError(
+            f"worker_env sets {', '.join(taken)}, which each worker gets from its place in the group; leave them out. "
+            f"Threads are set by the pool's threads_per_worker."
+        )
+    if wrong := [name for name, value in variables.items() if not isinstance(value, str)]:
+        raise TypeError(f"worker_env needs texts as values; these are not: {', '.join(wrong)}.")
+    return {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+
+
 class _Packer:
     """Takes what is large or still being computed out of the arguments of a call, as references.
 
@@ -150,18 +241,20 @@ class _Packer:
     """
 
     def __init__(self) -> None:
-        self._stored: dict[int, tuple[Any, ray.ObjectRef]] = {}  # holds the object, so that its id stays its own
+        self._stored: dict[int, tuple[object, ray.ObjectRef]] = {}  # holds the object, so that its id stays its own
 
-    def pack(self, call: RankCall) -> tuple[tuple[Any, ...], dict[str, Any], list[ray.ObjectRef]]:
+    def pack(self, call: RankCall) -> tuple[tuple[object, ...], dict[str, object], list[ray.ObjectRef]]:
         refs: list[ray.ObjectRef] = []
         args = tuple(self._pack_value(value, refs) for value in call.args)
         kwargs = {key: self._pack_value(value, refs) for key, value in call.kwargs.items()}
         return args, kwargs, refs
 
-    def _pack_value(self, value: Any, refs: list[ray.ObjectRef]) -> Any:
+    def _pack_value(self, value: object, refs: list[ray.ObjectRef]) -> object:
         start, resolver = len(refs), None
         if isinstance(value, _INLINE_TYPES) or (isinstance(value, str) and len(value) <= _INLINE_CHARACTERS):
             return value
+        if isinstance(value, DataProtoFuture) and not all(isinstance(part, ray.ObjectRef) for part in value.parts):
+            value = value.get()  # its parts are in this process, as those of `then` are
         if isinstance(value, DataProtoFuture):
             refs.extend(value.parts)
             resolver = value.resolver

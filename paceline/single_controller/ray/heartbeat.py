@@ -1,4 +1,4 @@
-"""Life signs of worker processes: each writes a line to Ray's key-value store every second, also while a call runs."""
+"""Heartbeats: each worker process writes a line to Ray's key-value store every second, also while a call runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dataclasses import asdict, dataclass
 
 import psutil
 import ray
-from ray._common.utils import get_system_memory
-from ray._private.utils import get_used_memory
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+
+from paceline.private_apis.ray_private import delete_texts, get_text, node_memory, put_text
 
 logger = logging.getLogger(__name__)
 
-NAMESPACE = "paceline_heartbeat"
 BEAT_SECONDS = 1.0
 _beating: set[str] = set()
 SHORT_SHARE = 0.1
@@ -38,7 +36,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a process said of itself last. Memory in bytes; a container's limit counts as the node's memory."""
+    """What a process last reported of itself. Memory in bytes; a container's limit counts as the node's memory."""
 
     time: float
     resident: int
@@ -47,8 +45,7 @@ class Beat:
 
     @classmethod
     def now(cls) -> Beat:
-        total = get_system_memory()
-        return cls(time.time(), psutil.Process().memory_info().rss, total - get_used_memory(), total)
+        return cls(time.time(), psutil.Process().memory_info().rss, *node_memory())
 
     @property
     def is_memory_short(self) -> bool:
@@ -74,33 +71,33 @@ def start_heartbeat(key: str) -> None:
 
 
 def beat_and_locate(actor: object) -> Place:
-    """For `__ray_call__` of any actor: let it beat, and say where it runs."""
+    """For `__ray_call__` of any actor: start its heartbeat and return where it runs."""
     del actor
     start_actor_heartbeat()
     return Place(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid())
 
 
 def start_actor_heartbeat() -> None:
-    """Let the actor that this process is beat under its own id. Another process has nobody who would look."""
+    """Start the heartbeat of the actor in this process, under the actor's id. Other processes are not watched."""
     if ray.is_initialized() and (actor_id := ray.get_runtime_context().get_actor_id()):
         start_heartbeat(actor_id)
 
 
 def forget_beats(prefix: str) -> None:
-    """Nobody asks any more for the beats of keys that begin so."""
-    _internal_kv_del(prefix, del_by_prefix=True, namespace=NAMESPACE)
+    """Delete the beats of all keys with this prefix."""
+    delete_texts(prefix)
 
 
 def read_beat(key: str) -> Beat | None:
     """The last beat of a process; None before its first."""
-    text = _internal_kv_get(key, namespace=NAMESPACE)
+    text = get_text(key)
     return Beat(**json.loads(text)) if text else None
 
 
 def _beat(key: str) -> None:
     while True:
         try:
-            _internal_kv_put(key, json.dumps(asdict(Beat.now())), namespace=NAMESPACE)
+            put_text(key, json.dumps(asdict(Beat.now())))
         except Exception:
             logger.warning("heartbeat %s could not be written", key, exc_info=True)
         time.sleep(BEAT_SECONDS)

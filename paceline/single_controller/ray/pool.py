@@ -7,14 +7,13 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
-from ray._private import services
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from paceline.errors import ResourceError
+from paceline.private_apis.ray_private import clusters_of_this_machine, free_resources
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +113,7 @@ class _Placement:
         return group
 
     def _name_in_ray(self) -> str:
-        """Ray keeps the groups of an actor that died: whoever started that actor finds them by its id."""
+        """Ray keeps the groups of an actor that died: the process that started the actor finds them by its id."""
         actor_id = ray.get_runtime_context().get_actor_id()
         return f"{self.name} of {actor_id}" if actor_id else self.name
 
@@ -143,11 +142,11 @@ class _Placement:
 
 
 def _other_clusters() -> list[str]:
-    """A line if another Ray runs on this machine: nobody joins it who does not name its address."""
+    """A line if another Ray runs on this machine, which is joined only by its address."""
     here = ray.get_runtime_context().gcs_address
     # A Ray of a run's own, which takes no others, is on the loopback address.
     others = sorted(
-        address for address in services.find_gcs_addresses() if address != here and not address.startswith("127.")
+        address for address in clusters_of_this_machine() if address != here and not address.startswith("127.")
     )
     if not others:
         return []
@@ -160,7 +159,7 @@ def _other_clusters() -> list[str]:
 def _table(device: _Device) -> list[str]:
     """A line per node: free and total devices, CPUs and accelerators."""
     accelerator = device.accelerator or "GPU"
-    free_by_node = ray._private.state.available_resources_per_node()
+    free_by_node = free_resources()
     rows = [["node", *(f"{name} free / total" for name in ("devices", "CPU", accelerator))]]
     for node in (node for node in ray.nodes() if node["Alive"]):
         free, total = free_by_node.get(node["NodeID"], {}), node["Resources"]
@@ -262,7 +261,7 @@ class RayResourcePool:
             raise ValueError(f"pools {[pool.name for pool in pools]} share devices; merge each device once.")
         return self._with_slots(slots, name or "+".join(pool.name for pool in pools))
 
-    def acquire(self, owner: str, timeout_seconds: float) -> list[dict[str, Any]]:
+    def acquire(self, owner: str, timeout_seconds: float) -> list[dict[str, object]]:
         """Reserve the devices for `owner`, and give the Ray options of an actor on each."""
         done: list[_Placement] = []
         try:
@@ -287,7 +286,7 @@ class RayResourcePool:
         for placement in self._placements():
             placement.release(self._slots_of(placement), owner)
 
-    def _actor_options(self, slot: _Slot) -> dict[str, Any]:
+    def _actor_options(self, slot: _Slot) -> dict[str, object]:
         assert slot.placement.group is not None
         wanted = self._device.share()
         return {
@@ -321,7 +320,7 @@ class ProcessPool:
         self.world_size = num_processes
         self.threads_per_worker = threads_per_worker
 
-    def acquire(self, owner: str, timeout_seconds: float) -> list[dict[str, Any]]:
+    def acquire(self, owner: str, timeout_seconds: float) -> list[dict[str, object]]:
         """The Ray options of each actor; there is nothing to wait for."""
         del owner, timeout_seconds
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * self.world_size

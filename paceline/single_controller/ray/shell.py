@@ -6,32 +6,61 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import ray
 import torch
+from ray.actor import ActorClass
 
 from paceline.errors import RemoteCause, WorkerError
 from paceline.external import import_external
 from paceline.log_file import log_process
 from paceline.machine import num_cores
+from paceline.private_apis.ray_private import class_of_actor
 from paceline.redaction import remember_all
-from paceline.single_controller.base.dispatch import drop_padding
-from paceline.single_controller.base.inputs import run_method
-from paceline.single_controller.base.records import CallRecord
-from paceline.single_controller.base.worker import WorkerContext, current_context
+from paceline.single_controller.base.calls import CallRecord, run_method
+from paceline.single_controller.base.dispatch import CollectFn, drop_padding
+from paceline.single_controller.base.worker import Worker, WorkerContext, current_context
 from paceline.single_controller.ray.heartbeat import Place, start_heartbeat
 
 
-@dataclass(frozen=True)
-class RoleSpec:
-    """How to construct the worker of one role."""
+class RayClassWithInitArgs:
+    """A worker class, plain or `ray.remote`, and the arguments to construct it with in each worker process."""
 
-    cls: type
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    def __init__(self, cls: type | ActorClass, *args: object, **kwargs: object) -> None:
+        if isinstance(cls, ActorClass):
+            cls = class_of_actor(cls)
+        if not isinstance(cls, type):
+            raise TypeError(f"RayClassWithInitArgs takes a worker class; got {cls!r}.")
+        self.cls: type[Worker] = cls
+        self.args = args
+        self.kwargs = kwargs
+
+    def by_role(self, name: str | None) -> dict[str, RayClassWithInitArgs]:
+        """The classes of a process by role. `name` is the role of a class that is alone; else the class's own."""
+        return {name or self.cls.__name__: self}
+
+
+class ColocatedClasses(RayClassWithInitArgs):
+    """Several worker classes that share one process; made by `create_colocated_worker_cls`."""
+
+    def __init__(self, classes: dict[str, RayClassWithInitArgs]) -> None:
+        super().__init__(type("+".join(classes), (), {}))
+        self.classes = classes
+
+    def by_role(self, name: str | None) -> dict[str, RayClassWithInitArgs]:
+        return self.classes
+
+
+def create_colocated_worker_cls(class_dict: dict[str, RayClassWithInitArgs]) -> RayClassWithInitArgs:
+    """One class that holds a worker of every role of `class_dict`, for pools that several roles share.
+
+    The workers live in one process per device and run one call at a time; they are constructed in the order of
+    `class_dict`. `RayWorkerGroup(pool, colocated).spawn(roles)` gives a group for each role.
+    """
+    if not class_dict:
+        raise ValueError("create_colocated_worker_cls got no classes; give it at least one role.")
+    return ColocatedClasses(class_dict)
 
 
 @dataclass(frozen=True)
@@ -40,9 +69,9 @@ class FromValues:
 
     start: int
     stop: int
-    resolver: Callable[[list[Any]], Any] | None = None
+    resolver: CollectFn | None = None
 
-    def resolve(self, values: tuple[Any, ...]) -> Any:
+    def resolve(self, values: tuple[object, ...]) -> object:
         if self.resolver is None:
             return values[self.start]
         return self.resolver(list(values[self.start : self.stop]))
@@ -54,9 +83,9 @@ class Call:
 
     role: str
     method: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tag: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    tag: dict[str, object]
     answers: bool
     row_wise: bool
     check_inputs: bool
@@ -72,14 +101,14 @@ class Location(Place):
 class WorkerShell:
     """Constructs the workers of all roles of one process and runs their methods, one call at a time, in order.
 
-    It must stay a plain synchronous actor with one thread of calls: the order of calls rests on that. Life signs come
-    from a thread of their own, which beats also while a call runs.
+    It must stay a plain synchronous actor with one thread of calls: the order of calls rests on that. Heartbeats
+    come from a thread of their own, also while a call runs.
     """
 
     def __init__(self, process_roles: str, rank: int, heartbeat_key: str) -> None:
         self._process_roles = process_roles
         self._rank = rank
-        self._workers: dict[str, Any] = {}
+        self._workers: dict[str, Worker] = {}
         self._contexts: dict[str, WorkerContext] = {}
         start_heartbeat(heartbeat_key)
 
@@ -87,9 +116,9 @@ class WorkerShell:
         return f"{self._process_roles}[{self._rank}]"  # Ray prefixes this process's output with it
 
     def prepare(self, modules: tuple[str, ...], secrets: frozenset[str]) -> Location:
-        """Import what the driver was told to import, hide what it hides, and say where this process runs.
+        """Import the modules that the driver imported, hide the same secrets, and return where this process runs.
 
-        What comes later may be of classes of those modules.
+        The first call: later arguments may be of classes of those modules.
         """
         remember_all(secrets)
         for module in modules:
@@ -103,7 +132,11 @@ class WorkerShell:
         return Location(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), os.getpid(), port)
 
     def setup(
-        self, context: WorkerContext, num_threads: int | None, num_neighbours: int, roles: dict[str, RoleSpec]
+        self,
+        context: WorkerContext,
+        num_threads: int | None,
+        num_neighbours: int,
+        roles: dict[str, RayClassWithInitArgs],
     ) -> CallRecord:
         """Set the environment, then construct the worker of every role. `num_neighbours` share this node's cores."""
         start = time.time()
@@ -123,7 +156,7 @@ class WorkerShell:
         return self._record(self._process_roles, "__init__", start, {})
 
     @ray.method(num_returns=2)
-    def execute(self, call: Call, *values: Any) -> tuple[Any, CallRecord]:
+    def execute(self, call: Call, *values: object) -> tuple[object, CallRecord]:
         """Run one call. The record is a result of its own, so that the driver can watch many calls for little."""
         start = time.time()
         current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
@@ -141,7 +174,7 @@ class WorkerShell:
         cause = RemoteCause.of(error)
         return WorkerError(role, self._rank, method, f"{type(error).__name__}: {error}", traceback.format_exc(), cause)
 
-    def _record(self, role: str, method: str, start: float, tag: dict[str, Any]) -> CallRecord:
+    def _record(self, role: str, method: str, start: float, tag: dict[str, object]) -> CallRecord:
         return CallRecord(
             pool=self._pool_name,
             process_roles=self._process_roles,
@@ -156,8 +189,8 @@ class WorkerShell:
         )
 
 
-def _fill(call: Call, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    def fill(value: Any) -> Any:
+def _fill(call: Call, values: tuple[object, ...]) -> tuple[list[object], dict[str, object]]:
+    def fill(value: object) -> object:
         return value.resolve(values) if isinstance(value, FromValues) else value
 
     return [fill(value) for value in call.args], {key: fill(value) for key, value in call.kwargs.items()}

@@ -24,7 +24,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from paceline.errors import RemoteCause, WorkerError
-from paceline.single_controller.base.records import CallRecord
+from paceline.single_controller.base.calls import CallRecord
 from paceline.single_controller.ray.death import DEATHS, explain_death
 from paceline.single_controller.ray.heartbeat import Beat, Place, read_beat
 
@@ -53,7 +53,7 @@ class Process:
     last_beat: Beat | None = None
     last_change: float = field(default_factory=time.monotonic)
     death: tuple[str, str] | None = None
-    """What is known of its end: cause and last words."""
+    """What is known of its death: the cause, and the end of its stderr."""
 
     def silent_seconds(self) -> float | None:
         """Seconds of silence when they exceed the limit, else None; by the driver's clock, as nodes' clocks differ."""
@@ -66,7 +66,7 @@ class Process:
         return silent if silent > limit else None
 
     def silence(self) -> str | None:
-        """What to say of a process that is silent for too long, else None."""
+        """The error message for a process that is silent for too long, else None."""
         if (seconds := self.silent_seconds()) is None:
             return None
         seen = f" It was {self.last_beat}." if self.last_beat else ""
@@ -78,9 +78,9 @@ class Process:
 
 
 class Pulse:
-    """Watches the heartbeat of a process from a thread, as the question itself may never be answered.
+    """Watches the heartbeat of a process from a thread, since reading it may block forever.
 
-    It waits for Ray's records alone. Whoever asks for `silence` or `lost_records` does not wait at all.
+    Only the thread waits for Ray's records; `silence` and `lost_records` return at once.
     """
 
     def __init__(self, process: Process) -> None:
@@ -92,15 +92,15 @@ class Pulse:
         threading.Thread(target=self._watch, name="pulse", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask no more; does not wait for a question that is open."""
+        """End the thread; does not wait for it."""
         self._stopped.set()
 
     def silence(self) -> str | None:
-        """What to say of a process that is silent for too long, else None."""
+        """The error message for a process that is silent for too long, else None."""
         return self._silence
 
     def lost_records(self) -> str | None:
-        """What to say if Ray's records do not answer, else None."""
+        """The error message if Ray's records do not answer, else None."""
         seconds = time.monotonic() - self._asked
         if not self._is_asking or seconds < min(RECORDS_SECONDS, self._process.heartbeat_timeout_seconds):
             return None
@@ -113,7 +113,7 @@ class Pulse:
         while not self._stopped.wait(POLL_SECONDS):
             if not self._is_asking:
                 self._asked, self._is_asking = time.monotonic(), True
-            with suppress(Exception):  # Ray's records are gone, and Ray knows it: the question stays open
+            with suppress(Exception):  # Ray's records are gone, and Ray knows it: there is no answer
                 self._silence = self._process.silence()
                 self._is_asking = False
 
@@ -157,7 +157,7 @@ class CallWatch:
         self._pending: dict[ray.ObjectRef, PendingCall] = {}  # by record
         self._record_of: dict[bytes, ray.ObjectRef] = {}  # by result id: the result itself must not be kept alive here
         self._failures: list[Failure] = []
-        self._told: dict[bytes, WorkerError] = {}  # by result id: whoever asks for it again gets the same answer
+        self._reported: dict[bytes, WorkerError] = {}  # by result id: a later request gets the same error
         self._records: deque[CallRecord] = deque(maxlen=100_000)
 
     def new_call_id(self) -> int:
@@ -194,8 +194,8 @@ class CallWatch:
                 next_report += REPORT_SECONDS
                 logger.warning("waiting since %.0f s for %s", time.monotonic() - started, self._describe(wanted))
         for result in results:
-            if result.binary() in self._told:
-                raise self._told[result.binary()]
+            if result.binary() in self._reported:
+                raise self._reported[result.binary()]
         try:
             return ray.get(results)
         except RayError:
@@ -217,7 +217,7 @@ class CallWatch:
         return {call.role: call.method for call in oldest.values()}
 
     def forget(self, processes: Iterable[Process]) -> None:
-        """Drop what these processes still owe; nobody waits for it any more."""
+        """Drop the unfinished calls of these processes: their results are not needed any more."""
         gone = set(processes)
         self._drop(lambda call: call.process in gone)
 
@@ -260,7 +260,7 @@ class CallWatch:
             if call.inputs & related:
                 related.add(call.call_id)
             if call.call_id in related:
-                self._told[call.result_id] = failure.error
+                self._reported[call.result_id] = failure.error
         self._drop(lambda call: call.call_id in related)
         return failure.error
 
@@ -340,8 +340,8 @@ def _to_failure(call: PendingCall, error: RayError) -> Failure:
         return Failure(call, call.error(message, str(error), RemoteCause.of(error.cause)), is_death=False)
     process = call.process
     if isinstance(error, DEATHS):
-        if process.death is None:  # each call that waited for it fails, and asking for its last words takes time
+        if process.death is None:  # each call that waited for it fails, and reading its stderr takes time
             process.death = explain_death(error, process.location, read_beat(process.heartbeat_key))
-        message, last_words = process.death
-        return Failure(call, call.error(message, last_words), is_death=True)
+        message, stderr = process.death
+        return Failure(call, call.error(message, stderr), is_death=True)
     return Failure(call, call.error(f"{type(error).__name__}: {error}"), is_death=False)

@@ -1,217 +1,407 @@
-"""What the driver computes itself: requests, KL in the reward, advantages, and how a batch is dealt to optimizer steps.
-
-Pure functions from DataProto to DataProto; no Ray, no models.
-"""
+"""The phases of a step: what each asks of which worker group, and what it makes of the answers."""
 
 from __future__ import annotations
 
-import itertools
-import zlib
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 
-import numpy as np
-import torch
+from torch import Tensor
 
-from paceline.algorithms import kl
-from paceline.algorithms.advantages import get_adv_estimator
-from paceline.algorithms.masking import masked_mean, zero_outside
-from paceline.protocol import DataProto
-from paceline.schema import REQUEST_COLUMNS
+from paceline.algorithms.advantages import estimator_needs
+from paceline.algorithms.kl import KLController
+from paceline.algorithms.rollout_correction import RolloutCorrection
+from paceline.config import ActorConfig, CriticConfig, PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.derived import component_weights, critic_config, update_sizes, uses_sum_pi_squared
+from paceline.data.loader import PromptLoader
+from paceline.errors import NonFiniteError
+from paceline.protocol import DataProto, DataProtoFuture
+from paceline.schema import MODEL_INPUTS
+from paceline.single_controller.ray import RayWorkerGroup
+from paceline.trainer.ppo.computed_columns import (
+    component_metrics,
+    compute_advantage,
+    compute_rewards,
+    draw_rows,
+    mean_sum_pi_squared,
+    nonfinite_places,
+    nonfinite_problem,
+)
+from paceline.trainer.ppo.corrected_columns import correct_rollout, high_covariance
+from paceline.trainer.ppo.dealing import call_balanced, deal_mini_batches, share_out
+from paceline.trainer.ppo.dynamic_sampling import refill_groups
+from paceline.trainer.ppo.old_log_probs import (
+    LARGEST_DIFFERENCE,
+    bound_of,
+    chooses_tokens,
+    probs_difference,
+    rollout_has_log_probs,
+    rows_to_check,
+    update_has_log_probs,
+)
+from paceline.trainer.ppo.policy_versions import staleness_metrics, with_versions
+from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
+from paceline.trainer.ppo.run_log import RunLog
+from paceline.trainer.ppo.saving import Checkpoints
+from paceline.trainer.ppo.schedule import Schedule
+from paceline.trainer.ppo.scoring import Scoring, baselines_of, reward_components
+from paceline.trainer.ppo.step import Draw, Step, draw_prompts, make_requests
+from paceline.trainer.ppo.stream import Stream
+from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
+from paceline.trainer.ppo.worker_groups import WorkerGroups
+
+logger = logging.getLogger(__name__)
+
+ANSWERS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
+"""Columns that come from models and graders."""
+COMPARED = "has_both_log_probs"
+"""Of a batch whose old log-probs are not the rollout's own, so that the two can be compared."""
 
 
-def make_requests(
-    rows: dict[str, Any], *, n: int, seed: int, purpose: str, step: int, first_row: int = 0
-) -> tuple[DataProto, DataProto]:
-    """Split collated rows into requests for the rollout and labels for the rest, each prompt n times in a row.
+class Phases:
+    """A method for each phase that `fit` names. `RayPPOTrainer` has the state that they share.
 
-    Every response has a seed of its own, made from (seed, purpose, step, its place), so that it does not depend on
-    which device samples it. `uid` names the group of responses to one prompt. `first_row` is the place of the first
-    prompt, where the prompts of a step come in several batches: their size then changes nothing.
+    What a worker group computes comes as a future; `None` is a phase that this run does without.
     """
-    data = DataProto.from_single_dict(rows)
-    places = range(first_row, first_row + len(data))
-    data.non_tensor_batch["uid"] = np.array([f"{purpose}-{step}-{place}" for place in places], dtype=object)
-    labels = data.repeat(n, interleave=True)
-    requests = labels.pop(batch_keys=REQUEST_COLUMNS)
-    sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), step])
-    seeds = sequence.generate_state(places.stop * n, dtype=np.uint64)[first_row * n :] >> np.uint64(1)
-    requests.batch["seeds"] = torch.from_numpy(seeds.astype(np.int64))
-    return requests, labels
 
+    cfg: PPOConfig
+    schedule: Schedule | Stream
+    rollouts: RolloutsAhead | StreamedRollouts
+    global_step: int
+    train_dataloader: PromptLoader
+    scoring: Scoring
+    kl_ctrl: KLController
+    correction: RolloutCorrection
+    log: RunLog
+    checkpoints: Checkpoints
+    use_critic: bool
+    use_reference: bool
+    groups: WorkerGroups
+    actor_rollout_wg: RayWorkerGroup
+    critic_wg: RayWorkerGroup
+    ref_policy_wg: RayWorkerGroup
+    rm_wg: RayWorkerGroup | None
+    rollout_wg: RayWorkerGroup | None
+    num_weight_buckets: int
 
-def subtract_kl(data: DataProto, coefficient: float, kl_penalty: str = "kl") -> tuple[DataProto, dict[str, float]]:
-    """Subtract the KL divergence from the reference from the scores of each token.
+    def draw_requests(self, purpose: str, step: int) -> tuple[DataProto, DataProto, Draw]:
+        """Requests for the next prompts, their labels, and which prompts they are.
 
-    token_level_rewards = token_level_scores - coefficient * KL(old || reference), on response tokens. The metric
-    `actor/reward_kl_penalty` is the mean over responses of the mean over their tokens; an empty response has none.
-    """
-    mask = data.batch["response_mask"]
-    divergence = kl.kl_penalty(data.batch["old_log_probs"], data.batch["ref_log_prob"], kl_penalty)
-    divergence = zero_outside(divergence, mask)
-    rewards = data.batch["token_level_scores"] - coefficient * divergence
-    # A response without tokens has no divergence, which is not one of 0.
-    of_each = masked_mean(divergence, mask, dim=-1)
-    metrics = {
-        "actor/reward_kl_penalty": masked_mean(of_each, mask.any(dim=-1)).item(),
-        "actor/reward_kl_penalty_coeff": coefficient,
-    }
-    return data.union(DataProto.from_dict(tensors={"token_level_rewards": rewards})), metrics
+        Another purpose in one step draws other random numbers.
+        """
+        rows, draw = draw_prompts(self.train_dataloader, purpose)
+        requests, labels = make_requests(
+            rows,
+            n=self.cfg.actor_rollout_ref.rollout.n,
+            seed=self.cfg.trainer.seed,
+            purpose=purpose,
+            step=step,
+        )
+        return requests, labels, draw
 
+    def draw_step(self, number: int) -> Step:
+        """A step with its prompts, the next ones of the data."""
+        requests, labels, draw = self.draw_requests("training", number)
+        step = Step(number, requests, labels, before=draw.before)
+        step.add(draw)
+        return step
 
-def move_kl_coefficient(data: DataProto, kl_ctrl: kl.KLController, metrics: dict[str, float]) -> None:
-    """Let the coefficient follow the divergence that `subtract_kl` measured on this batch."""
-    num_responses = int(data.batch["response_mask"].any(dim=-1).sum())
-    kl_ctrl.update(metrics["actor/reward_kl_penalty"], n_steps=num_responses)
+    def issue_rollout(self, step: Step) -> None:
+        """Let the weights of `step.version` sample its responses, perhaps ahead of its turn."""
+        with self.log.calls_of(step.number, step.version):
+            step.responses = self.generate(step.requests)
+            step.greedy = self.generate_greedy(step.requests)
 
+    def generate(
+        self, requests: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None
+    ) -> DataProtoFuture:
+        """Responses to the requests, with their log-probs."""
+        self.set_sampling(requests, sampling)
+        groups = self.groups.generating
+        shares = share_out(len(requests), [group.world_size for group in groups])
+        parts = [
+            group.generate_sequences(requests[rows])
+            for group, rows in zip(groups, shares, strict=True)
+            if rows.stop > rows.start
+        ]
+        return self._issued(DataProtoFuture.concat(parts) if len(parts) > 1 else parts[0])
 
-def apply_kl_penalty(
-    data: DataProto, kl_ctrl: kl.KLController, kl_penalty: str = "kl"
-) -> tuple[DataProto, dict[str, float]]:
-    """Subtract the KL divergence from the reference from the scores of each token, and move the coefficient."""
-    data, metrics = subtract_kl(data, kl_ctrl.value, kl_penalty)
-    move_kl_coefficient(data, kl_ctrl, metrics)
-    return data, metrics
+    def set_sampling(self, requests: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None) -> None:
+        """Say how the responses to these requests are sampled."""
+        rollout = self.cfg.actor_rollout_ref.rollout
+        sampling = sampling or rollout
+        names = ("do_sample", "temperature", "top_p", "top_k")
+        requests.meta_info["sampling"] = {
+            **{name: getattr(sampling, name) for name in names},
+            "ignore_eos": rollout.ignore_eos,
+        }
 
+    def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
+        """The most likely response to each prompt, if ReMax wants it for a baseline."""
+        if not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
+            return None
+        rollout = self.cfg.actor_rollout_ref.rollout
+        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False))
 
-def nonfinite_places(data: DataProto, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Which of these columns are NaN or infinite on a response token, with a mask of the places."""
-    mask = data.batch["response_mask"].bool()
-    columns = {name: data.batch[name] for name in names if name in data.batch}
-    broken = {
-        name: ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
-        for name, column in columns.items()
-    }
-    return {name: places for name, places in broken.items() if places.any()}
-
-
-def rollout_mismatch(data: DataProto) -> dict[str, float]:
-    """How far the probabilities of the sampled tokens differ between rollout and trainer, where both are known."""
-    if not {"old_log_probs", "rollout_log_probs"} <= set(data.batch.keys()):
-        return {}
-    mask = data.batch["response_mask"].bool()
-    if not mask.any():
-        return {}
-    trainer, rollout = (data.batch[name][mask].exp() for name in ("old_log_probs", "rollout_log_probs"))
-    difference = (trainer - rollout).abs()
-    return {
-        "training/rollout_probs_diff_mean": difference.mean().item(),
-        "training/rollout_probs_diff_max": difference.max().item(),
-    }
-
-
-def compute_advantage(
-    data: DataProto,
-    adv_estimator: str,
-    gamma: float = 1.0,
-    lam: float = 1.0,
-    norm_adv_by_std_in_grpo: bool = True,
-) -> DataProto:
-    """Add `advantages` and `returns` by the registered estimator.
-
-    `values`, `reward_baselines` (scores of greedy responses) and `uid` go to the estimator where the data has them.
-    """
-    advantages, returns = get_adv_estimator(adv_estimator)(
-        token_level_rewards=data.batch["token_level_rewards"],
-        response_mask=data.batch["response_mask"],
-        values=data.batch.get("values", None),
-        index=data.non_tensor_batch.get("uid"),
-        reward_baselines=data.batch.get("reward_baselines", None),
-        gamma=gamma,
-        lam=lam,
-        norm_by_std=norm_adv_by_std_in_grpo,
-    )
-    return data.union(DataProto.from_dict(tensors={"advantages": advantages, "returns": returns}))
-
-
-def num_mini_batches(num_rows: int, rows_per_mini_batch: int) -> int:
-    """Optimizer steps per pass; the last one of a smaller batch may be smaller."""
-    return -(-num_rows // rows_per_mini_batch)
-
-
-def share_out(rows: int, devices: Sequence[int]) -> list[slice]:
-    """Consecutive rows for each of several pools, by the number of its devices.
-
-    >>> share_out(10, [3, 1])
-    [slice(0, 7, None), slice(7, 10, None)]
-    """
-    ends = [rows * counted // sum(devices) for counted in itertools.accumulate(devices, initial=0)]
-    return [slice(start, end) for start, end in itertools.pairwise(ends)]
-
-
-def balanced_order(lengths: np.ndarray, sizes: list[int]) -> np.ndarray:
-    """Row numbers such that consecutive shards of these sizes have about the same sum of lengths.
-
-    The longest row that is left goes to the shard with the least so far; in a shard rows keep their order.
-
-    >>> balanced_order(np.array([9, 8, 1, 2]), [2, 2])
-    array([0, 2, 1, 3])
-    """
-    shards: list[list[int]] = [[] for _ in sizes]
-    load = np.zeros(len(sizes))
-    for row in np.argsort(-lengths, kind="stable"):
-        shard = min((i for i, size in enumerate(sizes) if len(shards[i]) < size), key=lambda i: load[i])
-        shards[shard].append(int(row))
-        load[shard] += lengths[row]
-    return np.array([row for shard in shards for row in sorted(shard)], dtype=int)
-
-
-def deal_mini_batches(
-    data: DataProto,
-    *,
-    rows_per_mini_batch: int,
-    num_shards: int,
-    epochs: int = 1,
-    shuffle_seed: list[int] | None = None,
-    balance: bool = False,
-) -> DataProto:
-    """Order the rows so that an even cut into `num_shards` gives each shard its part of every mini-batch.
-
-    Which responses form a mini-batch is decided here, over the whole batch, so the number of shards does not change
-    any update. A mini-batch that does not divide is filled up with rows whose response_mask is zero: they weigh
-    nothing. The counts in `meta_info["mini_batches"]` leave them out, and responses without tokens too. With a seed
-    each epoch deals anew; then the rows of all epochs are laid out one after another, else one layout is passed over
-    `meta_info["passes"]` times. With `balance` the rows inside a mini-batch change places so that all shards have
-    about as many tokens.
-
-    With rows 0..5, mini-batches of 4 and 2 shards: mini-batch 0 is (0 1 2 3) and 1 is (4 5); shard 0 gets 0 1 4,
-    shard 1 gets 2 3 5.
-    """
-    num_rows = len(data)
-    orders = [np.arange(num_rows)]
-    if shuffle_seed is not None:
-        generator = np.random.default_rng(shuffle_seed)
-        orders = [generator.permutation(num_rows) for _ in range(epochs)]
-    tokens_per_row = data.batch["response_mask"].sum(dim=-1).numpy()
-    lengths = data.batch["attention_mask"].sum(dim=-1).numpy() if balance else tokens_per_row
-    shards: list[list[np.ndarray]] = [[] for _ in range(num_shards)]
-    mini_batches = []
-    for order in orders:
-        for start in range(0, num_rows, rows_per_mini_batch):
-            rows = order[start : start + rows_per_mini_batch]
-            rows_per_shard = -(-len(rows) // num_shards)
-            if balance and num_shards > 1:
-                full, rest = divmod(len(rows), rows_per_shard)
-                sizes = [rows_per_shard] * full + ([rest] if rest else [])
-                rows = rows[balanced_order(lengths[rows], sizes)]
-            padded = np.concatenate([rows, np.full(rows_per_shard * num_shards - len(rows), -1)])
-            for shard, part in zip(shards, padded.reshape(num_shards, rows_per_shard), strict=True):
-                shard.append(part)
-            mini_batches.append(
-                {
-                    "rows_per_shard": rows_per_shard,
-                    "num_tokens": int(tokens_per_row[rows].sum()),
-                    "num_sequences": int((tokens_per_row[rows] > 0).sum()),
-                }
+    def take_responses(self, step: Step) -> None:
+        """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
+        assert step.responses is not None  # its rollout was issued
+        responses = step.responses.get()
+        if "policy_versions" not in responses.batch:
+            responses = with_versions(responses, step.version)
+        step.batch = step.labels.select().union(responses)
+        settings = self.cfg.algorithm.filter_groups
+        if settings.enable:
+            wanted = self.cfg.data.train_batch_size * self.cfg.actor_rollout_ref.rollout.n
+            step.batch, metrics = refill_groups(
+                step.batch,
+                self.grade,
+                lambda purpose: self._draw_responses(step, purpose),
+                settings,
+                step=step.number,
+                wanted=wanted,
+                source_key=self.cfg.data.reward_fn_key,
+                components=[name for name, weight in component_weights(self.cfg.algorithm).items() if weight],
             )
-    layout = np.concatenate([part for shard in shards for part in shard])
-    dealt = data[:] if np.array_equal(layout, np.arange(num_rows)) else data[layout.clip(min=0)]
-    padding = torch.from_numpy(layout < 0)
-    if padding.any():
-        dealt.batch["response_mask"] = dealt.batch["response_mask"].masked_fill(padding[:, None], 0)
-    dealt.meta_info = {
-        **dealt.meta_info,
-        "mini_batches": mini_batches,
-        "passes": epochs if shuffle_seed is None else 1,
-    }
-    return dealt
+            step.metrics |= metrics
+        if self.schedule.max_staleness:
+            step.metrics |= staleness_metrics(step.batch, self.schedule.version)
+
+    def _draw_responses(self, step: Step, purpose: str) -> DataProto:
+        """Responses to further prompts, by the newest weights."""
+        requests, labels, draw = self.draw_requests(purpose, step.number)
+        step.add(draw)
+        version = self.schedule.version
+        with self.log.calls_of(step.number, version):
+            responses = self.generate(requests)
+        return labels.union(with_versions(responses.get(), version))
+
+    def compute_old_log_probs(self, batch: DataProto) -> DataProtoFuture:
+        """Log-probs under the policy before the update, and how far those of the rollout are from them.
+
+        All rows are computed, or some: to verify that the rollout's log-probs are the policy's. With bypass_mode of the
+        rollout correction, those of the rollout are used as they are.
+        """
+        if self.correction.bypass:
+            return DataProtoFuture.of(DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}))
+        if not rollout_has_log_probs(self.cfg):
+            return self._compute_all_log_probs(batch)
+        rows = batch[rows_to_check(len(batch), self.cfg.trainer.seed, self.global_step)]
+        computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, rows)
+        return computed.then(lambda answer: self._verified_log_probs(batch, rows, answer))
+
+    def _compute_all_log_probs(self, batch: DataProto) -> DataProtoFuture:
+        def measured(computed: DataProto) -> DataProto:
+            computed.meta_info[COMPARED] = True
+            computed.meta_info["metrics"] = probs_difference(batch, computed.batch["old_log_probs"])
+            return computed
+
+        asked = {"sum_pi_squared": True} if uses_sum_pi_squared(self.cfg) else {}
+        computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, batch, asked)
+        return computed.then(measured)
+
+    def _verified_log_probs(self, batch: DataProto, rows: DataProto, computed: DataProto) -> DataProto:
+        """The rollout's log-probs, or none where the update's own forward pass gives them; all of the actor's if the
+        computed rows differ by more than rounding."""
+        metrics = probs_difference(rows, computed.batch["old_log_probs"])
+        found, bound = metrics.get(LARGEST_DIFFERENCE, 0.0), bound_of(self.cfg)
+        if bound is not None and not found <= bound:  # NaN is beyond every bound
+            logger.warning(
+                "step %d: probabilities of sampled tokens differ by up to %.2g between rollout and actor, which is "
+                "more than rounding (%.2g); the actor computes the log-probs of all responses",
+                self.global_step,
+                found,
+                bound,
+            )
+            return self._compute_all_log_probs(batch).get()
+        left_out = update_has_log_probs(self.cfg, len(batch))
+        tensors = {} if left_out else {"old_log_probs": batch.batch["rollout_log_probs"]}
+        return DataProto.from_dict(tensors=tensors, meta_info={"metrics": metrics})
+
+    def compute_ref_log_probs(self, batch: DataProto) -> DataProtoFuture | None:
+        """Log-probs under the reference, where a KL term needs them."""
+        if not self.use_reference:
+            return None
+        return self._infer(self.ref_policy_wg, self.ref_policy_wg.compute_ref_log_prob, batch)
+
+    def compute_values(self, batch: DataProto) -> DataProtoFuture | None:
+        """The critic's values, where there is a critic."""
+        return self._infer(self.critic_wg, self.critic_wg.compute_values, batch) if self.use_critic else None
+
+    def score(self, batch: DataProto) -> DataProtoFuture | None:
+        """Token-level scores; None if dynamic sampling put them there."""
+        return None if "token_level_scores" in batch.batch else self.grade(batch)
+
+    def grade(self, batch: DataProto, *, validation: bool = False) -> DataProtoFuture:
+        """Token-level scores: rules in processes of their own, the reward model on its pool."""
+        by_model = self.cfg.reward_model.validate or not validation
+        rm_wg = self.rm_wg if by_model else None
+        return self._issued(self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation))
+
+    def score_baselines(self, step: Step) -> DataProtoFuture | None:
+        """The score of the greedy response to the same prompt, for each response."""
+        if step.greedy is None:
+            return None
+        n = self.cfg.actor_rollout_ref.rollout.n
+        scores = self.grade(step.labels[::n].union(step.greedy.get()))
+        return scores.then(lambda scored: baselines_of(scored, n))
+
+    def join(self, step: Step, *columns: DataProtoFuture | None) -> None:
+        """Wait for columns and put them into the batch; meanwhile, a checkpoint of the step before is completed."""
+        self.finish_checkpoint()
+        for future in columns:
+            if future is not None:
+                answer = future.get()
+                step.metrics |= answer.meta_info.pop("metrics", {})
+                step.batch = step.batch.union(answer)
+
+    def finish_checkpoint(self) -> None:
+        """Wait for the checkpoint that was begun, if there is one."""
+        with self.log.phase("save_checkpoint") if self.checkpoints.is_unfinished else nullcontext():
+            self.checkpoints.finish()
+
+    def compute_advantages(self, step: Step) -> None:
+        """Rewards (less the KL penalty, if asked), then advantages and returns.
+
+        A number that is not finite ends the run, or leaves the step out: then nothing that outlasts the step changes.
+        """
+        with self.log.phase("adv"):
+            if self._leave_out(step, self._answers):
+                return
+            step.metrics |= mean_sum_pi_squared(step.batch)
+            step.batch, metrics = compute_rewards(step.batch, self.cfg.algorithm, self.kl_ctrl.value)
+            step.metrics |= metrics
+            if COMPARED in step.batch.meta_info:
+                step.batch, metrics = correct_rollout(step.batch, self.correction)
+                step.metrics |= metrics
+            algorithm = self.cfg.algorithm
+            weights = component_weights(algorithm)
+            components = reward_components(step.batch, weights) if weights else {}
+            step.metrics |= component_metrics(components)
+            step.batch = compute_advantage(
+                step.batch,
+                algorithm.adv_estimator,
+                gamma=algorithm.gamma,
+                lam=algorithm.lam,
+                norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+                lam_critic=algorithm.lam_critic,
+                lam_length_alpha=algorithm.lam_length_alpha,
+                reward_components=components,
+                component_weights=weights,
+            )
+            is_left_out = self._leave_out(step, ("token_level_rewards", "advantages", "returns"))
+            if algorithm.use_pf_ppo and not is_left_out:
+                seed = self.cfg.trainer.seed
+                step.rows_to_train = draw_rows(step.batch, algorithm.pf_ppo, seed=seed, step=step.number)
+
+    @property
+    def _answers(self) -> list[str]:
+        """Columns of models and graders that the step rests on, where it has them."""
+        return [*ANSWERS, *(["rollout_log_probs"] if self.correction.is_on else [])]
+
+    def _leave_out(self, step: Step, names: Sequence[str]) -> bool:
+        """Whether a column is not finite, so that this step updates nothing; an error if the run is to stop then."""
+        broken = nonfinite_places(step.batch, names)
+        if not broken:
+            return False
+        problem = f"step {step.number}: {nonfinite_problem(broken)}"
+        if self.cfg.trainer.on_nonfinite == "stop":
+            raise NonFiniteError(f"{problem}; nothing was updated. trainer.on_nonfinite=skip leaves such steps out.")
+        logger.warning("%s; this step updates nothing", problem)
+        counts = {f"training/nonfinite/{name}": float(places.sum()) for name, places in broken.items()}
+        step.metrics |= {"training/skipped_step": 1.0, **counts}
+        step.is_left_out = True
+        return True
+
+    def update_critic(self, step: Step) -> DataProtoFuture | None:
+        """Fit the values to the returns."""
+        if not self.use_critic or step.is_left_out:
+            return None
+        columns = [*MODEL_INPUTS, "values", "returns", *self._present(step, "loss_mask")]
+        dealt = self._deal(step, columns, critic_config(self.cfg), self.critic_wg)
+        return self._issued(self.critic_wg.update_critic(dealt), is_update=True)
+
+    def update_actor(self, step: Step) -> DataProtoFuture | None:
+        """Improve the policy, also where it generates; not while the critic warms up."""
+        if step.number < self.cfg.trainer.critic_warmup or step.is_left_out:
+            return None
+        actor = self.cfg.actor_rollout_ref.actor
+        columns = [*MODEL_INPUTS, "advantages"]
+        columns += self._present(step, "old_log_probs", "rollout_is_weights", "loss_mask")
+        columns += ["ref_log_prob"] if actor.use_kl_loss else []
+        seed = [self.cfg.trainer.seed, step.number]
+        dealt = self._deal(
+            step,
+            columns,
+            actor,
+            self.actor_rollout_wg,
+            columns_of=(lambda rows, number: high_covariance(rows, actor.policy_loss, [*seed, number]))
+            if chooses_tokens(self.cfg)
+            else None,
+        )
+        dealt.meta_info["version"] = self.schedule.version + 1
+        if self.rollout_wg is None:
+            self.rollouts.before_new_weights()
+        update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        if self.rollout_wg is not None:
+            self.rollouts.before_new_weights()
+        self.send_weights(self.schedule.version + 1)
+        self.rollouts.new_weights()
+        return update
+
+    @staticmethod
+    def _present(step: Step, *names: str) -> list[str]:
+        """Those of these columns that the step has."""
+        return [name for name in names if name in step.batch.batch]
+
+    def send_weights(self, version: int) -> None:
+        """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
+        critic has these devices too."""
+        if self.rollout_wg is None:
+            return
+        buckets = [self.actor_rollout_wg.send_weights(bucket) for bucket in range(self.num_weight_buckets)]
+        self._issued(self.rollout_wg.receive_weights(*buckets, version=version), is_update=True)
+
+    def _issued(self, future: DataProtoFuture, *, is_update: bool = False) -> DataProtoFuture:
+        """With less than full overlap, what was issued must end before the next call."""
+        overlap = self.cfg.trainer.overlap
+        if overlap == "none" or (overlap == "updates" and not is_update):
+            future.get()
+        return future
+
+    def _infer(
+        self,
+        group: RayWorkerGroup,
+        method: Callable[[DataProto], DataProtoFuture],
+        batch: DataProto,
+        asked: Mapping[str, bool] | None = None,
+    ) -> DataProtoFuture:
+        """A data-parallel call on the model inputs, with rows dealt so that all devices have the same work.
+
+        `asked` tells the worker what it is to answer besides.
+        """
+        inputs = batch.select(batch_keys=MODEL_INPUTS, non_tensor_batch_keys=[])
+        inputs.meta_info = {**inputs.meta_info, **(asked or {})}
+        shards = group.world_size if self.cfg.trainer.balance_batch else 1
+        return self._issued(call_balanced(method, inputs, shards))
+
+    def _deal(
+        self,
+        step: Step,
+        columns: list[str],
+        section: ActorConfig | CriticConfig,
+        group: RayWorkerGroup,
+        columns_of: Callable[[DataProto, int], dict[str, Tensor]] | None = None,
+    ) -> DataProto:
+        mini_batch_size, passes = update_sizes(section)
+        batch = step.batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
+        return deal_mini_batches(
+            batch if step.rows_to_train is None else batch[step.rows_to_train],
+            rows_per_mini_batch=mini_batch_size * self.cfg.actor_rollout_ref.rollout.n,
+            num_shards=group.world_size,
+            epochs=passes,
+            shuffle_seed=[self.cfg.trainer.seed, step.number] if section.shuffle else None,
+            balance=self.cfg.trainer.balance_batch,
+            columns_of=columns_of,
+        )

@@ -8,16 +8,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from paceline.algorithms.advantages import needs_critic
-from paceline.algorithms.policy_loss import usual_loss_agg_mode
-from paceline.config import ActorConfig, PPOConfig
-from paceline.config.derived import critic_config, uses_reference
-from paceline.config.pools import ACTOR_POOL, CRITIC_POOL, GLOBAL_POOL, Pools, device_pools, rollout_pools
+from paceline.algorithms.advantages import estimator_needs
+from paceline.algorithms.policy_loss import loss_in_use, loss_traits
+from paceline.config import PPOConfig
+from paceline.config.derived import (
+    ACTOR_POOL,
+    CRITIC_POOL,
+    GLOBAL_POOL,
+    UPDATE_ROWS,
+    Pools,
+    actor_goes_by_tokens,
+    critic_config,
+    device_pools,
+    rollout_pools,
+    update_sizes,
+    uses_reference,
+)
+from paceline.trainer.ppo.token_budgets import with_token_budgets
 
 
 def uses_critic(cfg: PPOConfig) -> bool:
     """Whether the estimator needs a critic."""
-    return needs_critic(cfg.algorithm.adv_estimator)
+    return estimator_needs(cfg.algorithm.adv_estimator).needs_critic
 
 
 def uses_reward_model(cfg: PPOConfig) -> bool:
@@ -93,33 +105,33 @@ class UpdatePlan:
 
 def update_plans(cfg: PPOConfig) -> dict[str, UpdatePlan]:
     """The update of the actor and, where there is one, of the critic."""
+    cfg = with_token_budgets(cfg)
     actor, critic = cfg.actor_rollout_ref.actor, critic_config(cfg)
     roles, pools = role_to_pool(cfg), plan_pools(cfg)
     plans = {
         "actor": _update_plan(
             cfg,
+            update_sizes(actor),
             devices=sum(pools[next(iter(roles.values()))]),
-            mini_batch_prompts=actor.ppo_mini_batch_size,
-            micro_batch=actor.ppo_micro_batch_size_per_gpu,
-            max_tokens=actor.ppo_max_token_len_per_gpu if actor.use_dynamic_bsz else None,
-            epochs=actor.ppo_epochs,
+            micro_batch=actor.ppo_micro_batch_size_per_gpu or UPDATE_ROWS,
+            max_tokens=actor.ppo_max_token_len_per_gpu if actor_goes_by_tokens(actor) else None,
         )
     }
     if "Critic" in roles:
         plans["critic"] = _update_plan(
             cfg,
+            update_sizes(critic),
             devices=sum(pools[roles["Critic"]]),
-            mini_batch_prompts=critic.ppo_mini_batch_size,
-            micro_batch=critic.ppo_micro_batch_size_per_gpu,
+            micro_batch=critic.ppo_micro_batch_size_per_gpu or UPDATE_ROWS,
             max_tokens=critic.ppo_max_token_len_per_gpu if critic.use_dynamic_bsz else None,
-            epochs=critic.ppo_epochs,
         )
     return plans
 
 
 def _update_plan(
-    cfg: PPOConfig, *, devices: int, mini_batch_prompts: int, micro_batch: int, max_tokens: int | None, epochs: int
+    cfg: PPOConfig, sizes: tuple[int, int], *, devices: int, micro_batch: int, max_tokens: int | None
 ) -> UpdatePlan:
+    mini_batch_prompts, epochs = sizes
     mini_batch = mini_batch_prompts * cfg.actor_rollout_ref.rollout.n
     per_device = ceil(mini_batch / devices)
     micro_batch = min(micro_batch, per_device)
@@ -165,21 +177,24 @@ def batch_table(cfg: PPOConfig) -> str:
             _row("responses per device", plan.per_device, f"of an optimizer step{uneven}"),
         ]
         if plan.is_dynamic:
-            meaning = "per device, at most; as many responses as fit (use_dynamic_bsz)"
+            meaning = "per device, at most; as many responses as fit (ppo_max_token_len_per_gpu)"
         else:
             meaning = "per device, at most"
             responses_each = f"of {plan.micro_batch} responses, accumulated{last}"
             lines.append(_row("micro-batches per device", plan.micro_batches, responses_each))
         lines.append(_row("tokens per micro-batch", plan.tokens_per_micro_batch, meaning))
-    lines += ["", _loss_line(cfg.actor_rollout_ref.actor)]
+    lines += ["", _loss_line(cfg)]
     return "\n".join(lines)
 
 
-def _loss_line(actor: ActorConfig) -> str:
-    loss = actor.policy_loss.loss_mode
+def _loss_line(cfg: PPOConfig) -> str:
+    actor, correction = cfg.actor_rollout_ref.actor, cfg.algorithm.rollout_correction
+    loss = loss_in_use(actor.policy_loss.loss_mode, bypass=correction.bypass_mode)
     if actor.loss_agg_mode is not None:
         return f"Policy loss {loss}, aggregated by {actor.loss_agg_mode} (loss_agg_mode)"
-    return f"Policy loss {loss}, aggregated by {usual_loss_agg_mode(loss)} (its own way; loss_agg_mode is not set)"
+    return (
+        f"Policy loss {loss}, aggregated by {loss_traits(loss).loss_agg_mode} (its own way; loss_agg_mode is not set)"
+    )
 
 
 def _row(name: str, number: int, meaning: str) -> str:

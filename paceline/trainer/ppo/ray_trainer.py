@@ -3,117 +3,100 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf import DictConfig
 from transformers import PreTrainedTokenizerBase
 
-from paceline.algorithms.advantages import needs_baseline
 from paceline.algorithms.kl import make_kl_controller
-from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
-from paceline.config.derived import critic_config
+from paceline.config import PPOConfig
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
-from paceline.data.loader import PromptLoader, make_dataloader
-from paceline.data.rl_dataset import RLHFDataset
-from paceline.errors import ConfigError, NonFiniteError
-from paceline.files import storage_errors_in_words
-from paceline.protocol import DataProto, DataProtoFuture
-from paceline.run_folder import METRICS_FILE, STOP_FILE, VALIDATION_FOLDER, default_run_dir
-from paceline.schema import MODEL_INPUTS
+from paceline.files import readable_storage_errors
+from paceline.protocol import DataProtoFuture
+from paceline.report.ledger import LedgerFile
+from paceline.run_folder import (
+    CHECKPOINTS_FOLDER,
+    LEDGER_FILE,
+    METRICS_FILE,
+    STOP_FILE,
+    VALIDATION_FOLDER,
+    default_run_dir,
+)
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
-from paceline.trainer.ppo.memory import validation_batch_size
-from paceline.trainer.ppo.phases import (
+from paceline.trainer.ppo.computed_columns import (
     apply_kl_penalty,
-    balanced_order,
     compute_advantage,
-    deal_mini_batches,
-    make_requests,
     move_kl_coefficient,
-    nonfinite_places,
-    num_mini_batches,
-    rollout_mismatch,
-    share_out,
-    subtract_kl,
 )
+from paceline.trainer.ppo.corrected_columns import correction_of
+from paceline.trainer.ppo.known_names import KnownNames, readable_config
+from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
+from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
-from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
+from paceline.trainer.ppo.request_pool import RequestPool
+from paceline.trainer.ppo.roles import ResourcePoolManager, Role
+from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
 from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
-from paceline.trainer.ppo.sampling import refill_groups
-from paceline.trainer.ppo.saving import Checkpoints
-from paceline.trainer.ppo.scoring import PendingScores, Scoring, baseline_metrics, check_scorable
+from paceline.trainer.ppo.saving import Checkpoints, Resumed
+from paceline.trainer.ppo.schedule import Schedule
+from paceline.trainer.ppo.scoring import Scoring
+from paceline.trainer.ppo.step import Step, position_of
+from paceline.trainer.ppo.stream import Stream
+from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
+from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
-from paceline.trainer.ppo.worker_groups import REWARD_POOL, WorkerGroups, count_optimizer_steps
+from paceline.trainer.ppo.worker_groups import WorkerGroups, check_roles
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
 
 logger = logging.getLogger(__name__)
 
-ANSWERS = ("old_log_probs", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
-"""Columns that come from models and graders."""
 SAVE_SECONDS = 60.0
 """How long to wait, after an error, for the files of a checkpoint that was begun before it."""
-
-GENERATING_ROLES = (Role.ActorRollout, Role.ActorRolloutRef, Role.Rollout)
 
 
 def fit(trainer: RayPPOTrainer) -> None:
     """PPO. A call on a worker group gives a future; calls on one pool run in order, pools run side by side.
 
-    So what can overlap does, in any placement: nothing here knows which roles share devices.
+    So what can overlap does, in any placement: nothing here knows which roles share devices, nor how far the rollout
+    is ahead.
     """
     with trainer.run():
-        for requests, labels in trainer.prompt_batches():
-            responses = trainer.generate(requests)
-            greedy = trainer.generate_greedy(requests)
-            trainer.close_step()  # the one before: its critic's update ends behind this rollout
-            batch = trainer.refill(labels.union(responses.get()))
+        previous = None
+        for step in trainer.steps():  # its rollout was issued
+            trainer.close(previous)  # its critic's update ends behind this rollout
+            trainer.take_responses(step)
 
-            old_log_probs = trainer.compute_old_log_probs(batch)
-            ref_log_probs = trainer.compute_ref_log_probs(batch)
-            values = trainer.compute_values(batch)
-            scores = trainer.score(batch)
-            baselines = trainer.score_baselines(labels, greedy)
-            batch = trainer.join(batch, old_log_probs, ref_log_probs, values, scores, baselines)
+            old_log_probs = trainer.compute_old_log_probs(step.batch)
+            ref_log_probs = trainer.compute_ref_log_probs(step.batch)
+            values = trainer.compute_values(step.batch)
+            scores = trainer.score(step.batch)
+            baselines = trainer.score_baselines(step)
+            trainer.join(step, old_log_probs, ref_log_probs, values, scores, baselines)
 
-            batch = trainer.compute_advantages(batch)
+            trainer.compute_advantages(step)
 
-            critic_update = trainer.update_critic(batch)
-            actor_update = trainer.update_actor(batch)
-            trainer.end_step(batch, critic_update, actor_update)
-
-
-@dataclass(frozen=True)
-class Later:
-    """Like a future, of something that is put together here when it is asked for."""
-
-    get: Callable[[], DataProto]
+            critic_update = trainer.update_critic(step)
+            actor_update = trainer.update_actor(step)
+            trainer.end(step, critic_update, actor_update)
+            previous = step
 
 
-@dataclass(frozen=True)
-class OpenStep:
-    """A step whose updates were issued and whose line is not written yet."""
-
-    number: int
-    epoch: int
-    batch: DataProto
-    updates: tuple[DataProtoFuture | None, ...]
-
-
-class RayPPOTrainer:
+class RayPPOTrainer(Phases, KnownNames):
     """One run: its data, its worker groups, its state and its phases.
 
     `role_worker_mapping` says which worker class plays a role, `resource_pool_manager` on which devices. Roles that
     share a pool share its processes. `reward_fn` and `val_reward_fn` are called in reward processes. Datasets are built
-    from `config.data` unless they are given.
+    from `config.data` unless they are given; `processor` goes to a class of data.custom_cls that takes one. Its
+    `config` is a DictConfig that can be read, and not be changed; its `cfg` is the same with types.
     """
 
     def __init__(
@@ -128,8 +111,13 @@ class RayPPOTrainer:
         *,
         train_dataset: Any = None,
         val_dataset: Any = None,
+        processor: Any = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        train_sampler: Iterable[int] | None = None,
+        device_name: str | None = None,
     ) -> None:
-        self.config = load_config(config)
+        self.cfg = with_token_budgets(load_config(config))
+        self.config = readable_config(self.cfg, device_name)
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping
         self.resource_pool_manager = resource_pool_manager
@@ -137,129 +125,101 @@ class RayPPOTrainer:
         self.reward_fn = reward_fn
         self.val_reward_fn = val_reward_fn
 
-        self.use_critic = uses_critic(self.config)
-        self.use_reference = uses_reference(self.config)
-        self.use_reward_model = uses_reward_model(self.config)
-        self._check_roles()
-        self.kl_ctrl = make_kl_controller(**asdict(self.config.algorithm.kl_ctrl))
-        self.scoring = Scoring(self.config, getattr(reward_fn, "has_rule", None))
+        self.use_critic = uses_critic(self.cfg)
+        self.use_reference = uses_reference(self.cfg)
+        self.use_reward_model = uses_reward_model(self.cfg)
+        check_roles(self.cfg, role_worker_mapping, resource_pool_manager, reward_fn, val_reward_fn)
+        self.kl_ctrl = make_kl_controller(**asdict(self.cfg.algorithm.kl_ctrl))
+        self.correction = correction_of(self.cfg)
+        self.scoring = Scoring(self.cfg, getattr(reward_fn, "has_rule", None))
 
-        self.data_files = DataFiles(self.config.data, has_own=train_dataset is None)
-        self.train_dataloader, self.val_dataloader = self._make_dataloaders(train_dataset, val_dataset)
-        trainer = self.config.trainer
-        self.total_training_steps = (
-            trainer.total_training_steps
-            if trainer.total_training_steps is not None
-            else trainer.total_epochs * len(self.train_dataloader)
-        )
+        self.data_files = DataFiles(self.cfg.data, has_own=train_dataset is None)
+        given = {"processor": processor, "collate": collate_fn}
+        self.train_dataloader = make_train_loader(self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, **given)
+        self.val_dataloader = make_val_loader(self.cfg, tokenizer, val_reward_fn, val_dataset, **given)
+        trainer = self.cfg.trainer
+        self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * len(self.train_dataloader)
         self.global_step = 0
         self.run_dir = Path(
             trainer.default_local_dir or default_run_dir(trainer.project_name, trainer.experiment_name)
         ).expanduser()
-        self.checkpoints = Checkpoints(self)
-        # A look at a run that has records leaves them as they are; the run may be going on.
-        only_a_look = self.config.trainer.val_only and (self.run_dir / METRICS_FILE).exists()
-        self.records_dir = self.run_dir / VALIDATION_FOLDER if only_a_look else self.run_dir
+        self.groups = WorkerGroups(self.cfg, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
+        self.worker_groups = self.groups.by_role
+        self.rollouts = self._make_rollouts()
+        self.schedule = self.rollouts.schedule
+        self.checkpoints = Checkpoints(
+            self.run_dir / CHECKPOINTS_FOLDER,
+            trainer,
+            worker_groups=self.worker_groups,
+            tokenizer=tokenizer,
+            dataloader=self.train_dataloader,
+            data_files=self.data_files,
+            kl_ctrl=self.kl_ctrl,
+            rollouts=self.rollouts,
+        )
+        # val_only on a run that has records leaves them as they are; that run may be going on.
+        peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
+        self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
-        self._open_step: OpenStep | None = None
-        self._left_out: int | None = None
-        self._groups = WorkerGroups(self.config, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
-        self.worker_groups = self._groups.by_role
-        self.actor_rollout_wg: RayWorkerGroup | None = None
-        self.critic_wg: RayWorkerGroup | None = None
-        self.ref_policy_wg: RayWorkerGroup | None = None
-        self.rm_wg: RayWorkerGroup | None = None
-        self.rollout_wg: RayWorkerGroup | None = None
-        self.reward_wg: RayWorkerGroup | None = None
+        self._open: Step | None = None
+        self._name_groups()
 
-    # ---------------------------------------------------------------------------------------------- preparation
-
-    def _check_roles(self) -> None:
-        problems = []
-        roles = set(self.role_worker_mapping)
-        if not (roles & {Role.ActorRollout, Role.ActorRolloutRef} or roles >= {Role.Actor, Role.Rollout}):
-            problems.append(
-                "role_worker_mapping has neither Role.ActorRollout nor Role.ActorRolloutRef; add one, or both of "
-                "Role.Actor and Role.Rollout."
+    def _make_rollouts(self) -> RolloutsAhead | StreamedRollouts:
+        """Who gives the loop its steps, with their rollouts, as the schedule says."""
+        schedule, last_step = self.cfg.trainer.schedule, self.total_training_steps
+        if schedule.name == "streaming":
+            stream = Stream(schedule.max_staleness, last_step, in_order=schedule.on_too_old == "wait")
+            return StreamedRollouts(
+                stream,
+                self.train_dataloader,
+                self.draw_step,
+                self._request_pool,
+                n=self.cfg.actor_rollout_ref.rollout.n,
+                on_update=schedule.on_update,
+                sampling=self.set_sampling,
+                waiting=lambda: self.log.phase("wait_for_responses"),
             )
-        if self.use_critic and Role.Critic not in roles:
-            estimator = self.config.algorithm.adv_estimator
-            problems.append(f"algorithm.adv_estimator={estimator} needs Role.Critic in role_worker_mapping.")
-        if self.use_reference and not roles & {Role.RefPolicy, Role.ActorRolloutRef}:
-            problems.append(
-                "a KL term is on, which needs Role.RefPolicy or Role.ActorRolloutRef in role_worker_mapping."
-            )
-        if self.use_reward_model and Role.RewardModel not in roles:
-            problems.append("reward_model.enable=True needs Role.RewardModel in role_worker_mapping.")
-        problems += [
-            f"role {role.name} has a worker class but no pool; add it to ResourcePoolManager's mapping."
-            for role in self.role_worker_mapping
-            if role not in self.resource_pool_manager.mapping
-        ]
-        if self.reward_fn is None:
-            problems.append("reward_fn is None; give RayPPOTrainer a RewardManager(tokenizer, num_examine=0).")
-        if self.val_reward_fn is None and self.config.data.val_files:
-            problems.append("val_reward_fn is None; give RayPPOTrainer a RewardManager(tokenizer, num_examine=1).")
-        if problems:
-            raise ConfigError(problems)
+        ahead = Schedule(schedule.max_staleness if schedule.name == "pipelined" else 0, last_step)
+        return RolloutsAhead(ahead, self.train_dataloader, self.draw_step, self.issue_rollout)
 
-    def _make_dataloaders(self, train_dataset: Any, val_dataset: Any) -> tuple[PromptLoader, PromptLoader | None]:
-        data, seed = self.config.data, self.config.trainer.seed
-        if self.use_reward_model:  # it may have to read the chat in a template of its own
-            data = replace(data, return_raw_chat=True)
-        if train_dataset is None:
-            train_dataset = RLHFDataset(data.train_files, self.tokenizer, data, max_samples=data.train_max_samples)
-        if val_dataset is None and data.val_files:
-            val_dataset = RLHFDataset(data.val_files, self.tokenizer, data, max_samples=data.val_max_samples)
-        check_scorable(self.reward_fn, train_dataset, data.reward_fn_key, has_model=self.use_reward_model)
-        train = make_dataloader(
-            train_dataset,
-            batch_size=data.train_batch_size,
-            shuffle=data.shuffle,
-            seed=seed if data.seed is None else data.seed,
-            drop_last=data.drop_last,
-        )
-        val = None
-        if val_dataset is not None:
-            by_model = self.use_reward_model and self.config.reward_model.validate
-            check_scorable(self.val_reward_fn, val_dataset, data.reward_fn_key, has_model=by_model, validation=True)
-            val_batch_size = data.val_batch_size or validation_batch_size(self.config)
-            val = make_dataloader(val_dataset, batch_size=val_batch_size, shuffle=False, seed=seed)
-        return train, val
+    def _request_pool(self) -> RequestPool:
+        """Where single requests go. A rollout with devices of its own samples beside the calls."""
+        (group,) = self.groups.generating
+        if self.rollout_wg is not None:
+            group.start_sampling(self.cfg.trainer.schedule.kv_cache)
+        return RequestPool(group, is_beside=self.rollout_wg is not None)
+
+    def _send_first_weights(self) -> None:
+        """After the models were loaded, perhaps from a checkpoint."""
+        version = self.schedule.version
+        if self.cfg.trainer.schedule.name == "streaming":  # where each token carries its version
+            self.actor_rollout_wg.set_version(version)
+        self.send_weights(version)
 
     def init_workers(self) -> None:
         """Start the worker groups, one process per device with all roles of its pool, and load the models."""
-        with storage_errors_in_words(self.records_dir), run_lock(self.records_dir):
-            pass  # Another run in this folder is told of before models are loaded; `run` holds the lock.
+        with readable_storage_errors(self.records_dir), run_lock(self.records_dir):
+            pass  # Another run in this folder is an error before models are loaded; `run` holds the lock.
         call_tag.set({"step": 0})
-        trained = {
-            Role.ActorRollout: (self.config.actor_rollout_ref.actor, max(1, self.config.trainer.critic_warmup)),
-            Role.Critic: (critic_config(self.config), 1),
-        }
-        trained[Role.ActorRolloutRef] = trained[Role.Actor] = trained[Role.ActorRollout]
-        steps = {
-            role: count_optimizer_steps(
-                section,
-                prompts=len(self.train_dataloader.dataset),
-                batch=self.config.data.train_batch_size,
-                drop_last=self.config.data.drop_last,
-                first_step=first_step,
-                last_step=self.total_training_steps,
-            )
-            for role, (section, first_step) in trained.items()
-        }
-        self._groups.start(self.tokenizer, steps, (self.reward_fn, self.val_reward_fn))
-        groups = self.worker_groups
-        self.actor_rollout_wg = groups.get(Role.ActorRollout, groups.get(Role.ActorRolloutRef, groups.get(Role.Actor)))
-        self.rollout_wg = groups.get(Role.Rollout)
-        self._generating = [group for role, group in groups.items() if role in GENERATING_ROLES]
+        self.groups.start(
+            self.tokenizer,
+            (self.reward_fn, self.val_reward_fn),
+            num_prompts=self.train_dataloader.num_prompts,
+            last_step=self.total_training_steps,
+        )
+        self._name_groups()
         if self.rollout_wg is not None:
-            self._num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
-        self.critic_wg = groups.get(Role.Critic)
-        self.ref_policy_wg = groups.get(Role.RefPolicy, groups.get(Role.ActorRolloutRef))
-        self.rm_wg = groups.get(Role.RewardModel)
-        self.reward_wg = self._groups.reward
+            self.num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
+
+    def _name_groups(self) -> None:
+        """The groups by the names that phases and users' code know; None before they start."""
+        groups = self.groups
+        self.actor_rollout_wg = groups.first_of(Role.ActorRollout, Role.ActorRolloutRef, Role.Actor)
+        self.rollout_wg = groups.first_of(Role.Rollout)
+        self.critic_wg = groups.first_of(Role.Critic)
+        self.ref_policy_wg = groups.first_of(Role.RefPolicy, Role.ActorRolloutRef)
+        self.rm_wg = groups.first_of(Role.RewardModel)
 
     # ----------------------------------------------------------------------------------------------- the run
 
@@ -270,31 +230,32 @@ class RayPPOTrainer:
     @contextmanager
     def run(self) -> Iterator[None]:
         """Resume or begin, validate first; at the end, however it comes, close the records and stop the workers."""
-        trainer = self.config.trainer
-        only_a_look = self.records_dir != self.run_dir
+        trainer = self.cfg.trainer
         with ExitStack() as ending:
             ending.callback(self.shutdown)
-            ending.enter_context(storage_errors_in_words(self.records_dir))
+            ending.enter_context(readable_storage_errors(self.records_dir))
             ending.enter_context(run_lock(self.records_dir))
-            resumed = self.checkpoints.resume()
-            self.send_weights()
+            resumed = self._resume()
+            continues = resumed is not None and resumed.is_own and not trainer.val_only
+            self._send_first_weights()
             self.log = RunLog(
                 self.records_dir,
-                self.config,
-                resume_step=self.global_step if resumed and not only_a_look else None,
+                self.cfg,
+                self.tokenizer,
+                resume_step=self.global_step if continues else None,
                 step=self.global_step,
                 total_steps=self.total_training_steps,
-                pools=list(self.resource_pool_manager.resource_pool_spec),
-                pool_of_role=self._pool_of_role(),
+                pools=self.resource_pool_manager.resource_pool_spec,
+                pool_of_role=self.groups.pool_of_role(),
                 drain_call_records=self.ray_worker_group_cls.drain_call_records,
                 running_calls=self.ray_worker_group_cls.running_calls,
             )
             with closing(self.log):
                 try:
+                    self._open_ledger(continues, resumed)
                     begins = trainer.val_before_train and self.global_step == 0
                     if self.val_dataloader is not None and (begins or trainer.val_only):
-                        self.validate()
-                        self.log.write_validation()
+                        self.log.write_validation(self.validate())
                     yield
                 except Exception as error:
                     self._save_what_is_complete()
@@ -302,295 +263,98 @@ class RayPPOTrainer:
                     raise
                 self.log.end("stopped" if self._stopping else "finished")
 
+    def _resume(self) -> Resumed | None:
+        """Go to the checkpoint that the config names, if there is one."""
+        resumed = self.checkpoints.resume()
+        if resumed is None:
+            return None
+        self.global_step = resumed.step
+        logger.info("resumed from %s at step %d of %d", resumed.folder, resumed.step, self.total_training_steps)
+        if resumed.step >= self.total_training_steps:
+            logger.warning(
+                "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
+            )
+        return resumed
+
+    def _open_ledger(self, continues: bool, resumed: Resumed | None) -> None:
+        """The ledger goes on as the metrics do; val_only trains nothing."""
+        if self.cfg.trainer.val_only:
+            return
+        self.ledger = LedgerFile(self.records_dir / LEDGER_FILE, self.global_step if continues else None)
+        self.ledger.start(
+            position_of(self.train_dataloader),
+            prompts=self.train_dataloader.num_prompts,
+            waiting=self.rollouts.num_prompts,
+            again=resumed is not None and resumed.begins_epoch_again,
+        )
+        self._check_ledger()
+
+    def _check_ledger(self) -> None:
+        """Every prompt that was drawn is trained, dropped or under way."""
+        self.ledger.require_balance(position_of(self.train_dataloader), self.rollouts.num_prompts)
+
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
-        self._groups.shutdown()
+        self.groups.shutdown()
 
-    def _pool_of_role(self) -> dict[str, str]:
-        pools = {role_name(role): pool for role, pool in self.resource_pool_manager.mapping.items()}
-        return {**pools, "reward": REWARD_POOL}
-
-    def prompt_batches(self) -> Iterator[tuple[DataProto, DataProto]]:
-        """(requests for the rollout, labels of the same rows) for each step that is left."""
-        while not (self._is_last or self.config.trainer.val_only):
+    def steps(self) -> Iterator[Step]:
+        """Each step that is left, with its prompts; its rollout was issued, by the weights that the schedule names."""
+        while not (self._is_last or self.cfg.trainer.val_only):
             self.global_step += 1
             self.log.begin_step(self.global_step)
-            yield self.draw_requests("training")
-
-    def draw_requests(self, purpose: str) -> tuple[DataProto, DataProto]:
-        """Requests for the next prompts, and their labels. Another purpose in one step draws other random numbers."""
-        config = self.config
-        return make_requests(
-            next(iter(self.train_dataloader)),
-            n=config.actor_rollout_ref.rollout.n,
-            seed=config.trainer.seed,
-            purpose=purpose,
-            step=self.global_step,
-        )
-
-    # ------------------------------------------------------------------------------------ the phases of a step
-
-    def generate(
-        self, requests: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None
-    ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs."""
-        rollout = self.config.actor_rollout_ref.rollout
-        sampling = sampling or rollout
-        names = ("do_sample", "temperature", "top_p", "top_k")
-        requests.meta_info["sampling"] = {
-            **{name: getattr(sampling, name) for name in names},
-            "ignore_eos": rollout.ignore_eos,
-        }
-        shares = share_out(len(requests), [group.world_size for group in self._generating])
-        parts = [
-            group.generate_sequences(requests[rows])
-            for group, rows in zip(self._generating, shares, strict=True)
-            if rows.stop > rows.start
-        ]
-        return self._issued(DataProtoFuture.concat(parts) if len(parts) > 1 else parts[0])
-
-    def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
-        """The most likely response to each prompt, if ReMax wants it for a baseline."""
-        if not needs_baseline(self.config.algorithm.adv_estimator):
-            return None
-        rollout = self.config.actor_rollout_ref.rollout
-        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False))
-
-    def refill(self, batch: DataProto) -> DataProto:
-        """DAPO's dynamic sampling, if asked for: groups of equal scores are replaced by those of further prompts."""
-        return refill_groups(self, batch) if self.config.algorithm.filter_groups.enable else batch
-
-    def compute_old_log_probs(self, batch: DataProto) -> Later | None:
-        """Log-probs under the policy before the update.
-
-        None where the update's own forward pass gives the same, and the rollout's log-probs are known to be these:
-        those of other engines are compared at every step, unless they are trusted.
-        """
-        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
-        if rollout.trust_log_probs:
-            return Later(lambda: DataProto.from_dict(tensors={"old_log_probs": batch.batch["rollout_log_probs"]}))
-        one_update = actor.ppo_epochs == 1 and num_mini_batches(len(batch), self._mini_batch_rows(actor)) == 1
-        dtype = rollout.dtype or self.config.actor_rollout_ref.model.compute_dtype
-        is_exact = rollout.name == "native" and dtype == "float32"
-        if one_update and is_exact and not self.config.algorithm.use_kl_in_reward:
-            return None
-        return self._infer(self.actor_rollout_wg, "compute_log_prob", batch)
-
-    def compute_ref_log_probs(self, batch: DataProto) -> Later | None:
-        """Log-probs under the reference, where a KL term needs them."""
-        return self._infer(self.ref_policy_wg, "compute_ref_log_prob", batch) if self.use_reference else None
-
-    def compute_values(self, batch: DataProto) -> Later | None:
-        """The critic's values, where there is a critic."""
-        return self._infer(self.critic_wg, "compute_values", batch) if self.use_critic else None
-
-    def score(self, batch: DataProto, *, validation: bool = False) -> PendingScores | None:
-        """Token-level scores: rules in processes of their own, the reward model on its pool. None if they are there."""
-        if "token_level_scores" in batch.batch:
-            return None
-        by_model = self.config.reward_model.validate or not validation
-        rm_wg = self.rm_wg if by_model else None
-        return self._issued(self.scoring.issue(batch, self.reward_wg, rm_wg, validation=validation))
-
-    def score_baselines(self, labels: DataProto, greedy: DataProtoFuture | None) -> Later | None:
-        """The score of the greedy response to the same prompt, for each response."""
-        if greedy is None:
-            return None
-        n = self.config.actor_rollout_ref.rollout.n
-        prompts = labels.select(batch_keys=[])[::n]  # the batch of sampled responses was built on the labels
-        scores = self.score(prompts.union(greedy.get()))
-
-        def of_each_response() -> DataProto:
-            totals = scores.get().batch["token_level_scores"].sum(dim=-1)
-            self.log.metrics |= baseline_metrics(scores.info)
-            return DataProto.from_dict(tensors={"reward_baselines": totals.repeat_interleave(n)})
-
-        return Later(of_each_response)
-
-    def join(self, batch: DataProto, *columns: DataProtoFuture | PendingScores | Later | None) -> DataProto:
-        """Wait for columns and put them into the batch; meanwhile, a checkpoint of the step before is completed."""
-        self.checkpoints.finish()
-        for future in columns:
-            if future is not None:
-                batch = batch.union(future.get())
-            if isinstance(future, PendingScores):
-                self.log.add_scores(future.info, self.scoring.metrics(self.scoring.sources(batch), future.info))
-        return batch
-
-    def compute_advantages(self, batch: DataProto) -> DataProto:
-        """Rewards (less the KL penalty, if asked), then advantages and returns.
-
-        A number that is not finite ends the run, or leaves the step out: then nothing that outlasts the step changes.
-        """
-        algorithm = self.config.algorithm
-        with self.log.phase("adv"):
-            if self._is_left_out(batch, self._answers):
-                return batch
-            if not self.config.actor_rollout_ref.rollout.trust_log_probs:
-                self.log.metrics |= rollout_mismatch(batch)
-            if algorithm.use_kl_in_reward:
-                batch, kl_metrics = subtract_kl(batch, self.kl_ctrl.value, algorithm.kl_penalty)
-                self.log.metrics |= kl_metrics
-            else:
-                scores = batch.batch["token_level_scores"]
-                batch = batch.union(DataProto.from_dict(tensors={"token_level_rewards": scores}))
-            batch = compute_advantage(
-                batch,
-                algorithm.adv_estimator,
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-            )
-            self._is_left_out(batch, ("token_level_rewards", "advantages", "returns"))
-            return batch
-
-    @property
-    def _answers(self) -> list[str]:
-        """Columns of models and graders that the step rests on, where it has them."""
-        corrects = self.config.actor_rollout_ref.actor.tis_imp_ratio_cap > 0
-        return [*ANSWERS, *(["rollout_log_probs"] if corrects else [])]
-
-    def _is_left_out(self, batch: DataProto, names: Sequence[str]) -> bool:
-        """Whether a column is not finite, so that this step updates nothing; an error if the run is to stop then."""
-        broken = nonfinite_places(batch, names)
-        if not broken:
-            return False
-        problem = "; ".join(
-            f"{name} is not finite at {int(places.sum())} of {places.numel()} places, the first in row "
-            f"{int(places.nonzero()[0][0])}"
-            for name, places in broken.items()
-        )
-        problem = f"step {self.global_step}: {problem}"
-        if self.config.trainer.on_nonfinite == "stop":
-            raise NonFiniteError(f"{problem}; nothing was updated. trainer.on_nonfinite=skip leaves such steps out.")
-        logger.warning("%s; this step updates nothing", problem)
-        counts = {f"training/nonfinite/{name}": float(places.sum()) for name, places in broken.items()}
-        self.log.metrics |= {"training/skipped_step": 1.0, **counts}
-        self._left_out = self.global_step
-        return True
-
-    def update_critic(self, batch: DataProto) -> DataProtoFuture | None:
-        """Fit the values to the returns."""
-        if not self.use_critic or self._left_out == self.global_step:
-            return None
-        columns = [*MODEL_INPUTS, "values", "returns"]
-        dealt = self._deal(batch, columns, critic_config(self.config), self.critic_wg)
-        return self._issued(self.critic_wg.update_critic(dealt), is_update=True)
-
-    def update_actor(self, batch: DataProto) -> DataProtoFuture | None:
-        """Improve the policy, also where it generates; not while the critic warms up."""
-        if self.global_step < self.config.trainer.critic_warmup or self._left_out == self.global_step:
-            return None
-        actor = self.config.actor_rollout_ref.actor
-        columns = [*MODEL_INPUTS, "advantages"]
-        columns += ["old_log_probs"] if "old_log_probs" in batch.batch else []
-        columns += ["ref_log_prob"] if actor.use_kl_loss else []
-        columns += ["rollout_log_probs"] if actor.tis_imp_ratio_cap > 0 else []
-        dealt = self._deal(batch, columns, actor, self.actor_rollout_wg)
-        update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
-        self.send_weights()
-        return update
-
-    def send_weights(self) -> None:
-        """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
-        critic has these devices too."""
-        if self.rollout_wg is None:
-            return
-        buckets = [self.actor_rollout_wg.send_weights(bucket) for bucket in range(self._num_weight_buckets)]
-        self._issued(self.rollout_wg.receive_weights(*buckets), is_update=True)
-
-    def _issued(self, future: Any, *, is_update: bool = False) -> Any:
-        """With less than full overlap, what was issued must end before the next call."""
-        overlap = self.config.trainer.overlap
-        if overlap == "none" or (overlap == "updates" and not is_update):
-            future.get()
-        return future
-
-    def _infer(self, group: RayWorkerGroup, method: str, batch: DataProto) -> Later:
-        """A data-parallel call on the model inputs, with rows dealt so that all devices have the same work."""
-        inputs = batch.select(batch_keys=MODEL_INPUTS, non_tensor_batch_keys=[])
-        if not self.config.trainer.balance_batch or group.world_size == 1:
-            future = self._issued(getattr(group, method)(inputs))
-            return Later(future.get)
-        lengths = inputs.batch["attention_mask"].sum(dim=-1).numpy()
-        base, extra = divmod(len(inputs), group.world_size)
-        order = balanced_order(lengths, [base + (shard < extra) for shard in range(group.world_size)])
-        future = self._issued(getattr(group, method)(inputs[order]))
-        return Later(lambda: future.get()[np.argsort(order)])
-
-    def _mini_batch_rows(self, section: Any) -> int:
-        return section.ppo_mini_batch_size * self.config.actor_rollout_ref.rollout.n
-
-    def _deal(self, batch: DataProto, columns: list[str], section: Any, group: RayWorkerGroup) -> DataProto:
-        return deal_mini_batches(
-            batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[]),
-            rows_per_mini_batch=self._mini_batch_rows(section),
-            num_shards=group.world_size,
-            epochs=section.ppo_epochs,
-            shuffle_seed=[self.config.trainer.seed, self.global_step] if section.shuffle else None,
-            balance=self.config.trainer.balance_batch,
-        )
+            yield self.rollouts.next_step()
 
     # -------------------------------------------------------------------------------------- the end of a step
 
-    def end_step(
-        self, batch: DataProto, critic_update: DataProtoFuture | None, actor_update: DataProtoFuture | None
-    ) -> None:
+    def end(self, step: Step, *updates: DataProtoFuture | None) -> None:
         """Validate and save what is due. The updates may go on: the step is closed when the next rollout was issued."""
-        trainer = self.config.trainer
-        epoch = self.train_dataloader.state_dict()["epoch"]
-        self._open_step = OpenStep(self.global_step, epoch, batch, (critic_update, actor_update))
+        trainer = self.cfg.trainer
+        step.updates = [update for update in updates if update is not None]
+        self._open = step
         if trainer.overlap != "full":
-            self._wait_for_updates()
+            for update in step.updates:
+                update.get()
         if self.val_dataloader is not None and self._is_due(trainer.test_freq):
-            self.validate()
+            step.metrics |= self.validate()
         self._stopping = self._stop_file.exists()
         if self._stopping:
-            logger.warning("ending after step %d, as the file %s asks", self.global_step, self._stop_file)
+            logger.warning("ending after step %d, as the file %s asks", step.number, self._stop_file)
             self._stop_file.unlink()
         if self._is_last:
-            self.close_step()
+            self.close(step)
         if self._is_due(trainer.save_freq) or self._stopping:
-            self.checkpoints.begin()
+            with self.log.phase("save_checkpoint"):
+                self.checkpoints.begin(step.number)
         if self._is_last:
-            self.checkpoints.finish()
+            self.finish_checkpoint()
 
-    def _wait_for_updates(self) -> dict[str, float]:
-        """The metrics of the open step's updates."""
-        updates = [update.get()[0] for update in self._open_step.updates if update is not None]
-        return {name: value for metrics in updates for name, value in metrics.items()}
-
-    def close_step(self) -> None:
-        """Wait for the updates of the open step, if there is one, and write its line."""
+    def close(self, step: Step | None) -> None:
+        """Wait for the updates of a step, if there is one, and write its line."""
         self.checkpoints.follow()
-        step = self._open_step
         if step is None:
             return
-        self.log.metrics |= self._wait_for_updates()
-        self._open_step = None
+        for update in step.updates:
+            step.metrics |= update.get()[0]
+        self._open = None
         self._follow_kl(step)
-        self.log.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
-        self.log.write_step(
-            step.number,
-            step.batch,
-            tokenizer=self.tokenizer,
-            use_critic=self.use_critic,
-            devices=self.resource_pool_manager.get_n_gpus(),
-        )
+        step.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
+        self.log.write_step(step, use_critic=self.use_critic, devices=self.resource_pool_manager.get_n_gpus())
+        self.ledger.write(step.number, *step.accounted())
+        self.rollouts.closed(step)
+        self._check_ledger()
 
-    def _follow_kl(self, step: OpenStep) -> None:
+    def _follow_kl(self, step: Step) -> None:
         """Move the KL coefficient; not after a step, or an optimizer step of it, that was left out."""
-        metrics = self.log.metrics
-        skipped = any(metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic"))
-        if self.config.algorithm.use_kl_in_reward and not skipped and self._left_out != step.number:
-            move_kl_coefficient(step.batch, self.kl_ctrl, metrics)
+        skipped = any(step.metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic"))
+        if self.cfg.algorithm.use_kl_in_reward and not skipped and not step.is_left_out:
+            move_kl_coefficient(step.batch, self.kl_ctrl, step.metrics)
 
     def _save_what_is_complete(self) -> None:
         """After an error: the step before may lack nothing but its line, and its checkpoint the last file."""
         try:
             with limited_wait(SAVE_SECONDS):  # ranks may be stuck in a collective with the one that failed
-                self.close_step()
-                self.checkpoints.finish()
+                self.close(self._open)
+                self.finish_checkpoint()
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
 
@@ -606,7 +370,17 @@ class RayPPOTrainer:
         at_end = self.global_step >= self.total_training_steps
         return at_end or (every is not None and self.global_step % every == 0)
 
-    def validate(self) -> None:
-        """Add validation metrics of the policy as it is now to those of the step."""
+    def validate(self) -> dict[str, float]:
+        """Validation metrics of the policy as it is now."""
+        sampling = self.cfg.actor_rollout_ref.rollout.val_kwargs
+        assert self.val_dataloader is not None
         with self.log.validating(len(self.val_dataloader.dataset)):
-            self.log.metrics |= validate(self, self.val_dataloader)
+            return validate(
+                self.val_dataloader,
+                lambda requests: self.generate(requests, sampling),
+                lambda batch: self.grade(batch, validation=True),
+                self.log,
+                n=sampling.n,
+                seed=self.cfg.trainer.seed,
+                source_key=self.cfg.data.reward_fn_key,
+            )

@@ -1,4 +1,4 @@
-"""One run per folder: the second one is told who has it."""
+"""One run per folder: a second one is an error that names the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells: metrics, timeline and samples of every step, in the run's folder and on the console."""
+"""The records of a run: metrics, timeline and samples of every step, in the run's folder and on the console."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
@@ -26,14 +26,15 @@ from paceline.redaction import redacted
 from paceline.report.dumps import dump_generations, generation_rows
 from paceline.report.environment import describe_environment
 from paceline.report.json_lines import plain
-from paceline.report.metrics import data_metrics, idle_metrics, throughput_metrics, timing_metrics
+from paceline.report.metrics import Timer, data_metrics, idle_metrics, throughput_metrics, timing_metrics
 from paceline.report.samples import SampleFiles
 from paceline.report.status import State, StatusWriter
 from paceline.report.timeline import TimelineWriter, merge_spans
-from paceline.report.timing import Timer
 from paceline.report.trackers import Tracking
 from paceline.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, SAMPLES_FOLDER, STATUS_FILE, TIMELINE_FILE
 from paceline.single_controller.base import CallRecord, call_tag
+from paceline.trainer.ppo.scoring import grader_fields
+from paceline.trainer.ppo.step import Step
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ NOTICE_SECONDS = 10.0
 # How the remote methods are called in `timing_s/...`.
 PHASE_NAMES = {
     "generate_sequences": "gen",
+    "decode_until": "gen",
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
     "compute_values": "values",
@@ -66,19 +68,24 @@ def phase_seconds(records: list[CallRecord], step: int) -> dict[str, float]:
     return seconds
 
 
+def _step_of(record: CallRecord) -> int:
+    return cast(int, record.tag.get("step", 0))
+
+
 class RunLog:
-    """The records of one run. `metrics` collects those of the current step."""
+    """The records of one run."""
 
     def __init__(
         self,
         run_dir: Path,
         config: PPOConfig,
+        tokenizer: PreTrainedTokenizerBase,
         *,
         resume_step: int | None,
         step: int,
         total_steps: int,
-        pools: list[str],
-        pool_of_role: dict[str, str],
+        pools: Iterable[str],
+        pool_of_role: Mapping[str, str],
         drain_call_records: Callable[[], list[CallRecord]],
         running_calls: Callable[[], dict[str, str]],
     ) -> None:
@@ -98,10 +105,12 @@ class RunLog:
             config=shown,
         )
         self._config = config
+        self._tokenizer = tokenizer
         self.timeline = TimelineWriter(run_dir / TIMELINE_FILE)
         self._drain_call_records = drain_call_records
         self._records: list[CallRecord] = []
-        self._pools = pools
+        self._pools = list(pools)
+        self._timer = Timer()
         self._last_line = time.time()
         self._status = StatusWriter(
             run_dir / STATUS_FILE,
@@ -112,7 +121,6 @@ class RunLog:
             total_steps,
             first_step=step,
         )
-        self._clear()
         self.begin_step(step)
 
     @staticmethod
@@ -143,16 +151,20 @@ class RunLog:
         self.step = step
         self._status.set_step(step)
 
-    def _clear(self) -> None:
-        self.metrics: dict[str, float] = {}
-        self.timer = Timer()
-        self.score_info: dict[str, np.ndarray] = {}
+    @contextmanager
+    def calls_of(self, step: int, version: int) -> Iterator[None]:
+        """Calls issued inside belong to this step, perhaps a later one, and sample with weights of this version."""
+        token = call_tag.set({"step": step, "version": version})
+        try:
+            yield
+        finally:
+            call_tag.reset(token)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time what the driver does itself, and show it in the timeline."""
+        """Time what the driver does itself, for the next line and the timeline."""
         start = time.time()
-        with self.timer(name):
+        with self._timer(name):
             yield
         self.timeline.add_span("driver", name, start, time.time(), {"step": self.step})
 
@@ -179,12 +191,12 @@ class RunLog:
         self.tracking.show_generations(self._validated, self.step, trainer.log_val_generations)
         self._samples.add_validation(self._validated)
 
-    def add_validated(self, batch: DataProto, info: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerBase) -> None:
+    def add_validated(self, batch: DataProto, info: dict[str, np.ndarray]) -> None:
         """Responses of one batch of a validation: all for files and trackers that want them, else a few to keep."""
         trainer = self._config.trainer
         if not (trainer.validation_data_dir or trainer.log_val_generations):
             batch, info = self._chosen(batch, info)
-        self._validated += self._rows(self.step, batch, info, tokenizer)
+        self._validated += self._rows(self.step, batch, info)
 
     def validated(self, num_prompts: int) -> None:
         """So many prompts of this validation have been answered."""
@@ -201,27 +213,19 @@ class RunLog:
         rows = self._samples.choose(len(batch))
         return batch[rows], {name: column[rows] for name, column in info.items()}
 
-    def _rows(
-        self, step: int, batch: DataProto, info: dict[str, np.ndarray], tokenizer: PreTrainedTokenizerBase
-    ) -> list[dict[str, Any]]:
-        return generation_rows(batch, tokenizer, step=step, info=info, reward_fn_key=self._config.data.reward_fn_key)
+    def _rows(self, step: int, batch: DataProto, info: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+        source_key = self._config.data.reward_fn_key
+        return generation_rows(batch, self._tokenizer, step=step, info=info, reward_fn_key=source_key)
 
-    def write_validation(self) -> None:
+    def write_validation(self, metrics: dict[str, float]) -> None:
         """The line of a validation outside of any step."""
         self._collect_records()
         self._samples.write(self.step)
-        self.tracking.log(self.metrics, step=self.step)
-        self._clear()
+        self.tracking.log(metrics, step=self.step)
+        self._timer = Timer()
         self._last_line = time.time()
 
-    def add_scores(self, info: dict[str, np.ndarray], metrics: dict[str, float]) -> None:
-        """What graders said of the responses of this step."""
-        self.score_info = info
-        self.metrics |= metrics
-
-    def write_step(
-        self, step: int, batch: DataProto, *, tokenizer: PreTrainedTokenizerBase, use_critic: bool, devices: int
-    ) -> None:
+    def write_step(self, step: Step, *, use_critic: bool, devices: int) -> None:
         """The line of a step whose updates have ended; the next one may have begun.
 
         Its time is that from line to line: the rollout of the next step that went on beside the last update is in it,
@@ -230,19 +234,23 @@ class RunLog:
         self._collect_records()
         start, self._last_line = self._last_line, time.time()
         end = self._last_line
-        seconds = self.timer.seconds | phase_seconds(self._records, step) | {"step": end - start}
-        self.metrics |= data_metrics(batch, use_critic=use_critic)
-        self.metrics |= timing_metrics(batch, seconds)
-        self.metrics |= throughput_metrics(batch, seconds["step"], devices)
-        self.metrics |= idle_metrics(self._records, self._pools, start, end)
-        self._records = [record for record in self._records if record.end > end]
-        self._show_samples(step, batch, tokenizer)
+        batch = step.batch
+        seconds = self._timer.seconds | phase_seconds(self._records, step.number) | {"step": end - start}
+        metrics = {
+            **step.metrics,
+            **data_metrics(batch, use_critic=use_critic),
+            **timing_metrics(batch, seconds),
+            **throughput_metrics(batch, seconds["step"], devices),
+            **idle_metrics(self._records, self._pools, start, end),
+        }
+        self._records = [record for record in self._records if record.end > end or _step_of(record) > step.number]
+        self._show_samples(step.number, batch)
+        info = grader_fields(batch)
         if self._config.trainer.rollout_data_dir:
-            rows = self._rows(step, batch, self.score_info, tokenizer)
-            dump_generations(self._config.trainer.rollout_data_dir, step, rows)
-        self._samples.write(step, self._rows(step, *self._chosen(batch, self.score_info), tokenizer))
-        self.tracking.log(self.metrics, step=step)
-        self._clear()
+            dump_generations(self._config.trainer.rollout_data_dir, step.number, self._rows(step.number, batch, info))
+        self._samples.write(step.number, self._rows(step.number, *self._chosen(batch, info)))
+        self.tracking.log(metrics, step=step.number)
+        self._timer = Timer()
 
     def end(self, state: State, error: BaseException | None = None) -> None:
         """Say how the run ended."""
@@ -267,7 +275,7 @@ class RunLog:
         self.timeline.flush()
         self._records += records
 
-    def _show_samples(self, step: int, batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> None:
+    def _show_samples(self, step: int, batch: DataProto) -> None:
         """Put into the log what is rewarded: reward hacking must be visible."""
         scores = batch.batch["token_level_scores"].sum(dim=-1)
         lengths = batch.batch["response_mask"].sum(dim=-1)
@@ -277,7 +285,7 @@ class RunLog:
             logging.getLogger(SAMPLES_LOGGER).info(
                 "step %d sample: prompt %r response %r score %.3f",
                 step,
-                tokenizer.decode(batch.batch["prompts"][row][valid]),
-                tokenizer.decode(batch.batch["responses"][row][: int(lengths[row])]),
+                self._tokenizer.decode(batch.batch["prompts"][row][valid]),
+                self._tokenizer.decode(batch.batch["responses"][row][: int(lengths[row])]),
                 scores[row].item(),
             )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transformers import PreTrainedTokenizerBase
+
+from paceline.algorithms.kl import KLController
+from paceline.config import TrainerConfig
+from paceline.data.changes import DataFiles
+from paceline.data.loader import PromptLoader
 from paceline.errors import CheckpointError, StorageError, WorkerError
-from paceline.files import keep_old, storage_errors_in_words
+from paceline.files import keep_old, readable_storage_errors
 from paceline.protocol import DataProtoFuture
-from paceline.run_folder import ACTOR, CHECKPOINTS_FOLDER, CRITIC, STATE, latest_step
+from paceline.run_folder import ACTOR, CRITIC, ROLLOUTS, STATE, latest_step
 from paceline.trainer.ppo.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
@@ -25,12 +31,11 @@ from paceline.trainer.ppo.checkpoint import (
     rewind,
 )
 from paceline.trainer.ppo.roles import Role, role_name
+from paceline.trainer.ppo.rollouts_ahead import AheadSnapshot, RolloutsAhead
+from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts, StreamSnapshot
 
 if TYPE_CHECKING:
     from paceline.single_controller.ray import RayWorkerGroup
-    from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -39,8 +44,20 @@ class _Unfinished:
 
     folder: Path
     state: dict[str, Any]
+    ahead: AheadSnapshot | StreamSnapshot
     saving: list[DataProtoFuture]
     writing: list[DataProtoFuture] = field(default_factory=list)
+
+
+class Resumed(NamedTuple):
+    """A checkpoint that was loaded."""
+
+    step: int
+    folder: Path
+    is_own: bool
+    """Whether it is of the run that resumed, and not of another one."""
+    begins_epoch_again: bool
+    """Whether its place in the data means nothing any more, because the files have changed."""
 
 
 class Checkpoints:
@@ -48,37 +65,61 @@ class Checkpoints:
 
     `begin` lets every role take a copy of its state, after the updates that were issued before; the files are written
     behind the next rollout. `follow`, called when that rollout was issued, makes the roles wait for their files;
-    `finish` waits for all, and only then is the checkpoint complete.
+    `finish` waits for all, with the rollouts that were issued ahead, and only then is the checkpoint complete.
     """
 
-    def __init__(self, trainer: RayPPOTrainer) -> None:
-        self.trainer = trainer
-        self.folder = trainer.run_dir / CHECKPOINTS_FOLDER
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainerConfig,
+        *,
+        worker_groups: Mapping[Enum, RayWorkerGroup],
+        tokenizer: PreTrainedTokenizerBase,
+        dataloader: PromptLoader,
+        data_files: DataFiles,
+        kl_ctrl: KLController,
+        rollouts: RolloutsAhead | StreamedRollouts,
+    ) -> None:
+        self.folder = folder
+        self.config = config
+        self._worker_groups = worker_groups
+        self._tokenizer = tokenizer
+        self._dataloader = dataloader
+        self._data_files = data_files
+        self._kl_ctrl = kl_ctrl
+        self._rollouts = rollouts
         self._unfinished: _Unfinished | None = None
 
-    def begin(self) -> None:
-        """Save everything that the next step depends on."""
-        trainer = self.trainer
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a checkpoint was begun and not finished."""
+        return self._unfinished is not None
+
+    def begin(self, step: int) -> None:
+        """Save everything that the step after this one depends on."""
+        ahead = self._rollouts.snapshot()
         state = {
-            "global_step": trainer.global_step,
-            "dataloader": trainer.train_dataloader.state_dict(),
-            "data_files": trainer.data_files.at_start,
+            "global_step": step,
+            "version": self._rollouts.schedule.version,
+            "rollouts": ahead.state,
+            "dataloader": self._dataloader.state_dict(),
+            "data_files": self._data_files.at_start,
         }
-        trainer.data_files.warn_of_changes()
-        with trainer.log.phase("save_checkpoint"), self._failures_in_words(trainer.global_step):
-            folder = begin_checkpoint(self.folder, trainer.global_step)
+        self._data_files.warn_of_changes()
+        with self._readable_failures(step):
+            folder = begin_checkpoint(self.folder, step)
             saving = []
             for name, group in self._saved_groups().items():
                 (folder / name).mkdir()
                 saving.append(group.save_checkpoint(str((folder / name).resolve())))
-            trainer.tokenizer.save_pretrained(folder / ACTOR)
-        self._unfinished = _Unfinished(folder, state, saving)
+            self._tokenizer.save_pretrained(folder / ACTOR)
+        self._unfinished = _Unfinished(folder, state, ahead, saving)
 
     def follow(self) -> None:
         """Let the roles wait for their files, after the calls that were issued before."""
         if self._unfinished is not None and not self._unfinished.writing:
             groups = self._saved_groups().values()
-            with self._failures_in_words(self._unfinished.state["global_step"]):
+            with self._readable_failures(self._unfinished.state["global_step"]):
                 self._unfinished.writing = [group.finish_checkpoint() for group in groups]
 
     def finish(self) -> None:
@@ -87,50 +128,65 @@ class Checkpoints:
         unfinished, self._unfinished = self._unfinished, None
         if unfinished is None:
             return
-        step = unfinished.state["global_step"]
-        with self.trainer.log.phase("save_checkpoint"), self._failures_in_words(step):
+        with self._readable_failures(unfinished.state["global_step"]):
             for future in (*unfinished.saving, *unfinished.writing):
                 future.get()
+            unfinished.ahead.write(unfinished.folder / ROLLOUTS)
             # Now, and not when it was begun: the coefficient moves when the updates of its step have ended.
-            state = {**unfinished.state, "kl_ctrl": self.trainer.kl_ctrl.state_dict()}
+            state = {**unfinished.state, "kl_ctrl": self._kl_ctrl.state_dict()}
             complete_checkpoint(unfinished.folder, state)
-            config = self.trainer.config.trainer
-            prune_checkpoints(self.folder, config.max_actor_ckpt_to_keep, config.max_critic_ckpt_to_keep)
+            prune_checkpoints(self.folder, self.config.max_actor_ckpt_to_keep, self.config.max_critic_ckpt_to_keep)
 
     @contextmanager
-    def _failures_in_words(self, step: int) -> Iterator[None]:
+    def _readable_failures(self, step: int) -> Iterator[None]:
         """A checkpoint that the disk refuses leaves nothing behind, and the one before it in force."""
         try:
-            with storage_errors_in_words(self.folder):
+            with readable_storage_errors(self.folder):
                 yield
         except (StorageError, WorkerError) as error:
-            if isinstance(error, WorkerError) and not error.caused_by(StorageError):
-                raise
-            cause = error.remote_cause.message if isinstance(error, WorkerError) else str(error)
+            cause = str(error)
+            if isinstance(error, WorkerError):
+                if error.remote_cause is None or not error.caused_by(StorageError):
+                    raise
+                cause = error.remote_cause.message
             self._unfinished = None
             abandon_checkpoint(self.folder, step)
             last = latest_step(self.folder)
             kept = "There is no checkpoint before it." if last is None else f"The last checkpoint is of step {last}."
             raise StorageError(f"the checkpoint of step {step} was not saved: {cause} {kept}") from None
 
-    def resume(self) -> bool:
-        """Load the checkpoint that the config names. True if it is of this run, whose records then go on."""
-        trainer, config = self.trainer, self.trainer.config.trainer
+    def resume(self) -> Resumed | None:
+        """Load the checkpoint that the config names, if there is one. With val_only, no file of the run changes."""
+        config = self.config
         if config.resume_mode == "disable":
             if not config.val_only:
                 keep_old(self.folder)
-            return False
+            return None
         if config.resume_mode == "resume_path":
-            folder: Path | None = Path(str(config.resume_from_path)).expanduser()
+            folder = Path(str(config.resume_from_path)).expanduser()
             require_intact(folder)
+        elif latest := latest_checkpoint(self.folder, repair=not config.val_only):
+            folder = latest
         else:
-            folder = latest_checkpoint(self.folder, repair=not config.val_only)
-        if folder is None:
-            return False
+            return None
+        step, begins_epoch_again = self._load(folder)
+        is_own = os.path.dirname(os.path.realpath(folder)) == os.path.realpath(self.folder)
+        if not config.val_only:
+            if is_own:
+                rewind(self.folder, folder)
+            else:  # the records of this folder begin here
+                keep_old(self.folder)
+        return Resumed(step, folder, is_own, begins_epoch_again)
+
+    def _load(self, folder: Path) -> tuple[int, bool]:
+        """Bring roles, data, rollouts and KL coefficient to the state in `folder`.
+
+        Returns its step, and whether the epoch begins again.
+        """
         state = read_state(folder)
         if lacking := [name for name in ("dataloader", "kl_ctrl") if not isinstance(state.get(name), dict)]:
             raise CheckpointError(f"{folder} is no complete checkpoint: {STATE} has no {' and no '.join(lacking)}.")
-        position = trainer.data_files.position_after(state, trainer.train_dataloader.state_dict())
+        position = self._data_files.position_after(state, self._dataloader.state_dict())
         groups = self._saved_groups()
         missing = [name for name in (ACTOR, CRITIC) if name in groups and not (folder / name).is_dir()]
         if missing:
@@ -145,29 +201,23 @@ class Checkpoints:
         ]
         for future in loading:
             future.get()
-        trainer.global_step = state["global_step"]
-        trainer.train_dataloader.load_state_dict(position)
-        trainer.kl_ctrl.load_state_dict(state["kl_ctrl"])
-        logger.info("resumed from %s at step %d of %d", folder, trainer.global_step, trainer.total_training_steps)
-        if trainer.global_step >= trainer.total_training_steps:
-            logger.warning(
-                "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
-            )
-        if config.val_only:  # only a look: whatever is in the run's folder stays as it is
-            return False
-        if os.path.dirname(os.path.realpath(folder)) != os.path.realpath(
-            self.folder
-        ):  # another run's: this folder's records begin here
-            keep_old(self.folder)
-            return False
-        rewind(self.folder, folder)
-        return True
+        self._load_rollouts(folder, state, drops=position != state["dataloader"])
+        self._dataloader.load_state_dict(position)
+        self._kl_ctrl.load_state_dict(state["kl_ctrl"])
+        return int(state["global_step"]), position != state["dataloader"]
+
+    def _load_rollouts(self, folder: Path, state: dict[str, Any], *, drops: bool) -> None:
+        """The steps ahead. Where the data have changed, responses to the old ones go: the epoch begins again."""
+        step = int(state["global_step"])
+        warming_up = max(0, self.config.critic_warmup - 1)
+        version = state.get("version", max(0, step - warming_up))  # earlier versions of paceline did not save it
+        ahead = [] if drops else state.get("rollouts", [])
+        self._rollouts.load(ahead, folder / ROLLOUTS, step=step, version=version)
 
     def _saved_groups(self) -> dict[str, RayWorkerGroup]:
         """By folder: every role that has a state. Frozen ones have none but their random numbers."""
-        names = dict.fromkeys((Role.ActorRollout, Role.ActorRolloutRef), ACTOR)
         return {
-            names.get(role, role_name(role)): group
-            for role, group in self.trainer.worker_groups.items()
+            ACTOR if role in (Role.ActorRollout, Role.ActorRolloutRef) else role_name(role): group
+            for role, group in self._worker_groups.items()
             if hasattr(group, "save_checkpoint")
         }

@@ -3,50 +3,55 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
-from paceline.protocol import DataProto
+from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.validation_metrics import CORE, validation_metrics
-from paceline.trainer.ppo.phases import make_requests
-from paceline.trainer.ppo.scoring import PendingScores
-
-if TYPE_CHECKING:
-    from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
+from paceline.trainer.ppo.run_log import RunLog
+from paceline.trainer.ppo.scoring import grader_fields, sources_of
+from paceline.trainer.ppo.step import make_requests
 
 
-def validate(trainer: RayPPOTrainer, batches: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Metrics `val-core/<data_source>/{reward,acc}/mean@n` and `val-aux/.../{best,maj}@n` over all batches.
+def validate(
+    prompts: Iterable[dict[str, Any]],
+    generate: Callable[[DataProto], DataProtoFuture],
+    score: Callable[[DataProto], DataProtoFuture],
+    log: RunLog,
+    *,
+    n: int,
+    seed: int,
+    source_key: str,
+) -> dict[str, float]:
+    """Metrics `val-core/<data_source>/{reward,acc}/mean@n` and `val-aux/.../{best,maj}@n` over all batches of prompts.
 
     Seeds depend on the place of a prompt alone, so each validation of a run asks the same questions with the same luck,
     whatever the size of the batches. Responses are graded while those of the next batch are sampled.
     """
-    sampling = trainer.config.actor_rollout_ref.rollout.val_kwargs
-    seed = trainer.config.trainer.seed
-    graded: list[tuple[DataProto, PendingScores]] = []
+    graded: list[tuple[DataProto, DataProtoFuture]] = []
     num_prompts = 0
-    for rows in batches:
-        requests, labels = make_requests(
-            rows, n=sampling.n, seed=seed, purpose="validation", step=0, first_row=num_prompts
-        )
-        batch = labels.union(trainer.generate(requests, sampling).get())
-        graded.append((batch, trainer.score(batch, validation=True)))
-        num_prompts += len(batch) // sampling.n
-        trainer.log.validated(num_prompts)
+    for rows in prompts:
+        requests, labels = make_requests(rows, n=n, seed=seed, purpose="validation", step=0, first_row=num_prompts)
+        batch = labels.union(generate(requests).get())
+        graded.append((batch, score(batch)))
+        num_prompts += len(batch) // n
+        log.validated(num_prompts)
     columns: dict[str, list[np.ndarray]] = defaultdict(list)
     for batch, scores in graded:
         batch = batch.union(scores.get())
-        trainer.log.add_validated(batch, scores.info, trainer.tokenizer)
+        fields = grader_fields(batch)
+        log.add_validated(batch, fields)
         columns["reward"].append(batch.batch["token_level_scores"].sum(dim=-1).numpy())
-        columns["acc"].append(_numbers(scores.info, "acc", len(batch)))
-        columns["pred"].append(np.asarray(scores.info.get("pred", [None] * len(batch)), dtype=object))
+        columns["acc"].append(_numbers(fields, "acc", len(batch)))
+        columns["pred"].append(np.asarray(fields.get("pred", [None] * len(batch)), dtype=object))
         columns["uid"].append(batch.non_tensor_batch["uid"])
-        columns["source"].append(np.array(trainer.scoring.sources(batch), dtype=object))
+        columns["source"].append(np.array(sources_of(batch, source_key), dtype=object))
     whole = {name: np.concatenate(parts) for name, parts in columns.items()}
     core = {name: whole[name] for name in CORE}
-    return validation_metrics(whole["source"], whole["uid"], core, n=sampling.n, answers=whole["pred"])
+    sources, uids, answers = (whole[name].tolist() for name in ("source", "uid", "pred"))
+    return validation_metrics(sources, uids, core, n=n, answers=answers)
 
 
 def _numbers(info: dict[str, np.ndarray], name: str, num_rows: int) -> np.ndarray:

@@ -10,8 +10,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import ActorConfig, CriticConfig, PPOConfig
-from paceline.config.derived import critic_config, reward_model_config
-from paceline.errors import ResourceError
+from paceline.config.derived import critic_config, reward_model_config, update_sizes
+from paceline.errors import ConfigError, ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
     ProcessPool,
@@ -21,12 +21,49 @@ from paceline.single_controller.ray import (
     create_colocated_worker_cls,
 )
 from paceline.trainer.device import detect_device
-from paceline.trainer.ppo.phases import num_mini_batches
+from paceline.trainer.ppo.corrected_columns import correction_of
+from paceline.trainer.ppo.dealing import num_mini_batches
+from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
 from paceline.workers.engine_workers import RunContext
 from paceline.workers.reward_worker import RewardWorker
 
 REWARD_POOL = "reward_pool"
+
+
+def check_roles(
+    config: PPOConfig,
+    role_worker_mapping: Mapping[Enum, type],
+    resource_pool_manager: ResourcePoolManager,
+    reward_fn: Any,
+    val_reward_fn: Any,
+) -> None:
+    """Raise ConfigError for every role, pool and reward function that the run needs and does not have."""
+    problems = []
+    roles = set(role_worker_mapping)
+    if not (roles & {Role.ActorRollout, Role.ActorRolloutRef} or roles >= {Role.Actor, Role.Rollout}):
+        problems.append(
+            "role_worker_mapping has neither Role.ActorRollout nor Role.ActorRolloutRef; add one, or both of "
+            "Role.Actor and Role.Rollout."
+        )
+    if uses_critic(config) and Role.Critic not in roles:
+        estimator = config.algorithm.adv_estimator
+        problems.append(f"algorithm.adv_estimator={estimator} needs Role.Critic in role_worker_mapping.")
+    if uses_reference(config) and not roles & {Role.RefPolicy, Role.ActorRolloutRef}:
+        problems.append("a KL term is on, which needs Role.RefPolicy or Role.ActorRolloutRef in role_worker_mapping.")
+    if uses_reward_model(config) and Role.RewardModel not in roles:
+        problems.append("reward_model.enable=True needs Role.RewardModel in role_worker_mapping.")
+    problems += [
+        f"role {role.name} has a worker class but no pool; add it to ResourcePoolManager's mapping."
+        for role in role_worker_mapping
+        if role not in resource_pool_manager.mapping
+    ]
+    if reward_fn is None:
+        problems.append("reward_fn is None; give RayPPOTrainer a RewardManager(tokenizer, num_examine=0).")
+    if val_reward_fn is None and config.data.val_files:
+        problems.append("val_reward_fn is None; give RayPPOTrainer a RewardManager(tokenizer, num_examine=1).")
+    if problems:
+        raise ConfigError(problems)
 
 
 class WorkerGroups:
@@ -44,15 +81,15 @@ class WorkerGroups:
         self.resource_pool_manager = resource_pool_manager
         self.group_cls = group_cls
         self.by_role: dict[Enum, RayWorkerGroup] = {}
-        self.reward: RayWorkerGroup | None = None
+        self.reward: RayWorkerGroup
         self._pools: list[RayWorkerGroup] = []
 
     def start(
-        self, tokenizer: PreTrainedTokenizerBase, num_optimizer_steps: Mapping[Enum, int], reward_fns: tuple[Any, Any]
+        self, tokenizer: PreTrainedTokenizerBase, reward_fns: tuple[Any, Any], *, num_prompts: int, last_step: int
     ) -> None:
         """Start all processes and load the models; if that fails, nothing is left behind."""
         try:
-            self._start_pools(tokenizer, num_optimizer_steps)
+            self._start_pools(tokenizer, self._optimizer_steps(num_prompts, last_step))
             self.reward = self._start_group(
                 ProcessPool(self.config.reward_model.num_workers, REWARD_POOL),
                 RayClassWithInitArgs(RewardWorker, *reward_fns),
@@ -71,11 +108,44 @@ class WorkerGroups:
                 raise ResourceError(f"{error}\nThe keys: {keys}; ray_kwargs.ray_init.num_cpus and address.") from None
             raise
 
+    def first_of(self, *roles: Enum) -> Any:
+        """The group of the first of these roles that the run has, or None. `check_roles` says which a run must have."""
+        return next((self.by_role[role] for role in roles if role in self.by_role), None)
+
+    @property
+    def generating(self) -> list[RayWorkerGroup]:
+        """The groups that sample responses, each with its copy of the policy."""
+        roles = (Role.ActorRollout, Role.ActorRolloutRef, Role.Rollout)
+        return [group for role, group in self.by_role.items() if role in roles]
+
+    def pool_of_role(self) -> dict[str, str]:
+        """By the name of a role: the pool that it runs on."""
+        pools = {role_name(role): pool for role, pool in self.resource_pool_manager.mapping.items()}
+        return {**pools, "reward": REWARD_POOL}
+
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
         for group in self._pools:
             group.shutdown()
         self._pools.clear()
+
+    def _optimizer_steps(self, num_prompts: int, last_step: int) -> dict[Enum, int]:
+        """Of each role that trains: its optimizer steps in the whole run, which schedules of learning rates need."""
+        config = self.config
+        actor = (config.actor_rollout_ref.actor, max(1, config.trainer.critic_warmup))
+        trained: dict[Enum, tuple[ActorConfig | CriticConfig, int]] = {Role.Critic: (critic_config(config), 1)}
+        trained |= dict.fromkeys((Role.Actor, Role.ActorRollout, Role.ActorRolloutRef), actor)
+        return {
+            role: count_optimizer_steps(
+                section,
+                prompts=num_prompts,
+                batch=config.data.train_batch_size,
+                drop_last=config.data.drop_last,
+                first_step=first_step,
+                last_step=last_step,
+            )
+            for role, (section, first_step) in trained.items()
+        }
 
     def _start_pools(self, tokenizer: PreTrainedTokenizerBase, num_optimizer_steps: Mapping[Enum, int]) -> None:
         trainer = self.config.trainer
@@ -95,6 +165,8 @@ class WorkerGroups:
             eos_token_ids=(tokenizer.eos_token_id,),
             pad_token_id=tokenizer.pad_token_id,
             skip_nonfinite=trainer.on_nonfinite == "skip",
+            correction=correction_of(self.config),
+            collective_timeout_seconds=self.config.actor_rollout_ref.nccl_timeout,
         )
         roles_of_pool: dict[str, list[Enum]] = {}
         for role in self.role_worker_mapping:
@@ -145,7 +217,8 @@ def count_optimizer_steps(
     sizes = [min(batch, prompts - start) for start in range(0, prompts, batch)]
     if drop_last and sizes[-1] < batch:
         sizes.pop()
-    per_batch = [num_mini_batches(size, trained.ppo_mini_batch_size) * trained.ppo_epochs for size in sizes]
+    mini_batch_size, passes = update_sizes(trained)
+    per_batch = [num_mini_batches(size, mini_batch_size) * passes for size in sizes]
 
     def until(step: int) -> int:
         epochs, rest = divmod(step, len(per_batch))

@@ -11,19 +11,17 @@ import pytest
 import torch
 
 from paceline.algorithms.advantages import (
-    compute_gae_advantage_return,
-    compute_grpo_outcome_advantage,
+    AdvantageEstimator,
+    estimator_needs,
     get_adv_estimator,
-    needs_baseline,
-    needs_critic,
-    needs_groups,
     register_adv_estimator,
 )
-from paceline.algorithms.advantages.estimators import AdvantageEstimator
-from paceline.config.checks import KnownNames
+from paceline.algorithms.advantages_by_group import compute_grpo_outcome_advantage
+from paceline.algorithms.advantages_by_token import compute_gae_advantage_return
+from paceline.catalog import ESTIMATORS, EstimatorEntry
 from paceline.errors import ConfigError
 
-BUILT_IN = KnownNames().adv_estimators
+BUILT_IN = tuple(ESTIMATORS.built_in)
 
 
 def _inputs() -> dict[str, Any]:
@@ -35,8 +33,15 @@ def _inputs() -> dict[str, Any]:
         "values": torch.rand(4, 3, generator=generator),
         "index": np.array(["a", "a", "b", "b"], dtype=object),
         "reward_baselines": torch.rand(4, generator=generator),
+        "reward_components": {"style": torch.rand(4, generator=generator)},
+        "component_weights": {"style": 2.0},
+        "old_log_probs": -torch.rand(4, 3, generator=generator),
+        "sum_pi_squared": torch.rand(4, 3, generator=generator),
+        "rollout_is_weights": torch.rand(4, 3, generator=generator),
         "gamma": 0.9,
         "lam": 0.8,
+        "lam_critic": None,
+        "lam_length_alpha": None,
         "norm_by_std": False,
     }
 
@@ -54,26 +59,38 @@ def test_every_estimator_is_called_alike_and_leaves_its_inputs_as_they_were(name
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_an_estimator_gets_along_with_what_it_says_that_it_needs(name) -> None:
+    needs = estimator_needs(name)
     needed = {
         "token_level_rewards": True,
         "response_mask": True,
-        "values": needs_critic(name),
-        "index": needs_groups(name),
-        "reward_baselines": needs_baseline(name),
+        "values": needs.needs_critic,
+        "index": needs.needs_groups,
+        "reward_baselines": needs.needs_baseline,
+        "reward_components": needs.needs_components,
+        "old_log_probs": needs.needs_sum_pi_squared,
+        "sum_pi_squared": needs.needs_sum_pi_squared,
     }
     inputs = {key: value for key, value in _inputs().items() if needed.get(key)}
     get_adv_estimator(name)(**inputs)
-    for key in ("values", "index", "reward_baselines"):
+    for key in list(needed)[2:]:
         if needed[key]:
             with pytest.raises(ValueError, match="none were given"):
                 get_adv_estimator(name)(**{other: value for other, value in inputs.items() if other != key})
 
 
-def test_the_checks_of_a_configuration_know_the_estimators_as_they_are_registered() -> None:
-    known = KnownNames()
-    assert {name for name in BUILT_IN if needs_critic(name)} == set(known.critic_estimators) == {"gae"}
-    assert {name for name in BUILT_IN if needs_groups(name)} == set(known.group_estimators)
-    assert [name for name in BUILT_IN if needs_baseline(name)] == ["remax"]
+def test_few_estimators_need_more_than_groups() -> None:
+    def those_with(need: str) -> list[str]:
+        return [name for name in BUILT_IN if getattr(estimator_needs(name), need)]
+
+    assert those_with("needs_critic") == ["gae"]
+    assert those_with("needs_baseline") == ["remax"]
+    assert those_with("needs_components") == ["gdpo"]
+    assert those_with("needs_sum_pi_squared") == ["optimal_token_baseline", "tir_optimal_token_baseline"]
+
+
+@pytest.mark.parametrize(("other", "name"), [("grpo_vectorized", "grpo"), ("rloo_vectorized", "rloo")])
+def test_two_estimators_have_a_second_name(other, name) -> None:
+    assert get_adv_estimator(other) is get_adv_estimator(name)
 
 
 def test_gae_and_grpo_take_their_settings_from_the_call() -> None:
@@ -93,9 +110,7 @@ def test_users_can_register_an_estimator_but_not_replace_one() -> None:
         return token_level_rewards, token_level_rewards
 
     assert get_adv_estimator(name) is rewards_as_advantages
-    assert needs_critic(name)
-    assert not needs_groups(name)
-    assert not needs_baseline(name)
+    assert estimator_needs(name) == EstimatorEntry(needs_critic=True)
     with pytest.raises(ValueError, match="already registered"):
         register_adv_estimator(name, needs_critic=False)(rewards_as_advantages)
 
@@ -103,6 +118,5 @@ def test_users_can_register_an_estimator_but_not_replace_one() -> None:
 def test_an_unknown_estimator_names_the_nearest_known_one() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.adv_estimator='grop'.*did you mean grpo\?"):
         get_adv_estimator("grop")
-    for needs in (needs_critic, needs_groups, needs_baseline):
-        with pytest.raises(ConfigError, match="gae, grpo"):
-            needs("ga-e-misspelt-beyond-recognition")
+    with pytest.raises(ConfigError, match="gae, gdpo"):
+        estimator_needs("ga-e-misspelt-beyond-recognition")

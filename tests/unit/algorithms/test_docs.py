@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from paceline.config.checks import KnownNames, validate
+from paceline.catalog import ESTIMATORS, LOSSES
+from paceline.config.checks import validate
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = sorted((DOCS / "algorithms").glob("*.md"))
@@ -33,9 +34,8 @@ def test_the_settings_of_a_page_are_a_good_configuration(page: Path, tmp_path: P
 
 def test_there_is_a_page_for_everything_that_can_be_chosen() -> None:
     chosen = {line for page in PAGES for block in _settings(page) for line in block}
-    known = KnownNames()
-    assert {f"algorithm.adv_estimator={name}" for name in known.adv_estimators} <= chosen
-    losses = set(known.policy_losses) - {"vanilla"}
+    assert {f"algorithm.adv_estimator={name}" for name in ESTIMATORS.built_in} <= chosen
+    losses = set(LOSSES.built_in) - {"vanilla"}
     assert {f"actor_rollout_ref.actor.policy_loss.loss_mode={name}" for name in losses} <= chosen
 
 

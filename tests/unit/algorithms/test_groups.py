@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.algorithms.advantages import compute_grpo_outcome_advantage
-from paceline.algorithms.groups import groups_with_signal
+from paceline.algorithms.advantages_by_group import compute_grpo_outcome_advantage
+from paceline.algorithms.groups import Groups, groups_with_signal
 from tests.unit.algorithms.algorithm_cases import QUICK
 
 ROWS = st.lists(st.tuples(st.sampled_from([0.0, 0.1, 1.0]), st.sampled_from("abc")), max_size=9)
@@ -52,3 +54,25 @@ def test_scores_that_are_not_finite_and_ids_of_another_length_are_refused() -> N
         groups_with_signal(np.array([0.0, np.nan, 1.0, np.inf]), ["a"] * 4)
     with pytest.raises(ValueError, match="2 group ids for 3 responses"):
         groups_with_signal(np.zeros(3), ["a", "b"])
+
+
+@QUICK
+@given(rows=ROWS)
+def test_the_largest_and_the_deviation_of_a_group_equal_the_slow_version(rows) -> None:
+    scores = torch.tensor([score for score, _ in rows], dtype=torch.float64)
+    groups = Groups(torch.ones(len(rows), 1), [group for _, group in rows])
+    of_group = {name: [score for score, other in rows if other == name] for name in "abc"}
+    assert groups.max(scores).tolist() == [max(of_group[name]) for _, name in rows]
+    deviations = {name: statistics.stdev(found) if len(found) > 1 else 0.0 for name, found in of_group.items()}
+    assert groups.std(scores).tolist() == pytest.approx([deviations[name] for _, name in rows], abs=1e-12)
+    signal = groups_with_signal(scores, [group for _, group in rows])
+    assert groups.differ(scores).tolist() == signal.tolist()
+
+
+def test_a_row_without_a_token_has_no_part_in_its_group() -> None:
+    mask = torch.tensor([[1, 1], [0, 0], [0, 1], [0, 0]])
+    groups = Groups(mask, ["a", "a", "a", "b"])
+    x = torch.tensor([1.0, 9.0, 3.0, 5.0])
+    assert groups.max(x).tolist() == [3.0, 3.0, 3.0, -torch.inf]
+    assert groups.sum(mask).tolist() == [[1, 2], [1, 2], [1, 2], [0, 0]]
+    assert groups.differ(x).tolist() == [True, False, True, False]

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from paceline.algorithms.aggregation import agg_loss
 from paceline.algorithms.policy_loss import PolicyLoss, cispo_policy_loss, get_policy_loss, gspo_policy_loss
-from paceline.config.checks import KnownNames
+from paceline.catalog import LOSSES
 from tests.unit.algorithms.algorithm_cases import (
     QUICK,
     Batch,
@@ -187,5 +187,5 @@ def test_a_ratio_beyond_float32_stays_finite(policy_loss) -> None:
 def test_the_names_that_a_configuration_may_choose_are_registered() -> None:
     assert get_policy_loss("gspo") is gspo_policy_loss
     assert get_policy_loss("cispo") is cispo_policy_loss
-    for name in KnownNames().policy_losses:
+    for name in LOSSES.built_in:
         get_policy_loss(name)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import pytest
 import torch
@@ -10,12 +9,13 @@ from hypothesis import strategies as st
 
 from paceline.algorithms.kl import (
     KL_KINDS,
+    KL_LOSS_KINDS,
     AdaptiveKLController,
     FixedKLController,
+    kl_loss,
     kl_penalty,
     make_kl_controller,
 )
-from paceline.config.common import KLKind
 from paceline.errors import ConfigError, NonFiniteError
 from tests.unit.algorithms.algorithm_cases import QUICK, assert_equal, batches, tensor
 
@@ -117,6 +117,91 @@ def test_gradients_by_the_policy_hand_computed(kind, slope) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "values", "slopes"),
+    [
+        ("k1", [0.5, -2.7, 0.0], [1.0, 1.0, 1.0]),
+        ("abs", [0.5, 2.7, 0.0], [1.0, -1.0, 0.0]),
+        ("k2", [0.125, 3.645, 0.0], [0.5, -2.7, 0.0]),
+        # Nothing holds e^2.7 - 3.7 = 11.179732 at 10: the token that drifted most keeps its gradient, 1 - e^2.7.
+        ("k3", [0.106531, 11.179732, 0.0], [0.393469, -13.879732, 0.0]),
+        ("k1+", [0.5, -2.7, 0.0], [0.5, -2.7, 0.0]),
+        ("abs+", [0.5, 2.7, 0.0], [0.5, -2.7, 0.0]),
+        ("k2+", [0.125, 3.645, 0.0], [0.5, -2.7, 0.0]),
+        ("k3+", [0.106531, 11.179732, 0.0], [0.5, -2.7, 0.0]),
+    ],
+)
+def test_a_kind_with_plus_has_its_own_value_and_the_gradient_of_k2(kind, values, slopes) -> None:
+    log_prob = tensor([-1.0, -3.0, -0.5]).requires_grad_()
+    loss = kl_loss(log_prob, tensor([-1.5, -0.3, -0.5]), kind)
+    loss.sum().backward()
+    torch.testing.assert_close(loss.detach(), tensor(values), rtol=0, atol=1e-5)
+    torch.testing.assert_close(log_prob.grad, tensor(slopes), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KL_KINDS)
+def test_without_plus_and_without_the_old_policy_the_loss_is_the_estimate(kind) -> None:
+    log_prob, ref_log_prob = tensor([-1.0, -2.0]), tensor([-1.5, -0.5])
+    assert torch.equal(kl_loss(log_prob, ref_log_prob, kind), kl_penalty(log_prob, ref_log_prob, kind))
+
+
+def _mean_gradient(kind: str, *, off_policy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The mean over the tokens that a policy samples of the gradient of their KL losses, and the gradient of the KL."""
+    generator = torch.Generator().manual_seed(0)
+    logits, ref_logits, old_logits = torch.randn(3, 7, dtype=torch.float64, generator=generator)
+    logits.requires_grad_()
+    log_prob, ref_log_prob, old_log_prob = (x.log_softmax(-1) for x in (logits, ref_logits, old_logits))
+    sampled_by = old_log_prob if off_policy else log_prob.detach()
+    loss = kl_loss(log_prob, ref_log_prob, kind, old_log_prob if off_policy else None)
+    (found,) = torch.autograd.grad((sampled_by.exp() * loss).sum(), logits, retain_graph=True)
+    (exact,) = torch.autograd.grad((log_prob.exp() * (log_prob - ref_log_prob)).sum(), logits)
+    return found, exact
+
+
+@pytest.mark.parametrize("kind", ["k2", "k1+", "abs+", "k2+", "low_var_kl+"])
+def test_the_mean_gradient_of_a_kind_with_plus_is_that_of_the_kl_on_policy(kind) -> None:
+    assert_equal(*_mean_gradient(kind, off_policy=False))
+
+
+@pytest.mark.parametrize("kind", ["k1", "abs", "k3"])
+def test_the_mean_gradient_of_the_others_is_another(kind) -> None:
+    found, exact = _mean_gradient(kind, off_policy=False)
+    assert (found - exact).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("kind", KL_LOSS_KINDS)
+def test_with_the_old_policy_the_mean_gradient_is_that_of_the_kl_off_policy_too(kind) -> None:
+    assert_equal(*_mean_gradient(kind, off_policy=True))
+
+
+def test_with_the_old_policy_k3_is_the_ratio_times_k3_with_a_gradient_through_the_ratio() -> None:
+    results = []
+    for through_ratio in (True, False):
+        log_prob = tensor([-1.0, -3.0, -0.5]).requires_grad_()
+        ref_log_prob, old_log_prob = tensor([-1.5, -2.0, -0.5]), tensor([-1.2, -2.5, -30.0])
+        ratio = (log_prob - old_log_prob).clamp(max=20).exp()
+        loss = (
+            ratio * kl_penalty(log_prob, ref_log_prob, "k3")
+            if through_ratio
+            else kl_loss(log_prob, ref_log_prob, "k3", old_log_prob)
+        )
+        loss.sum().backward()
+        results += [(loss.detach(), log_prob.grad)]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_unknown_kl_loss_names_the_nearest_known_one() -> None:
+    with pytest.raises(ConfigError, match=r"kl_loss_type='k4\+'.*k3\+"):
+        kl_loss(torch.zeros(1), torch.zeros(1), "k4+")
+
+
+def test_the_coefficient_moves_by_the_share_of_the_batch_in_the_horizon() -> None:
+    controller = AdaptiveKLController(init_kl_coef=0.001, target_kl=0.1, horizon=10000)
+    controller.update(0.15, n_steps=1024)
+    assert controller.value == pytest.approx(0.00102048, rel=1e-9)
+
+
+@pytest.mark.parametrize(
     ("current_kl", "expected"),
     [
         # horizon 100, 10 sequences: the coefficient moves by error / 10.
@@ -171,7 +256,6 @@ def test_an_unknown_controller_names_the_nearest_known_one() -> None:
         make_kl_controller("adaptiv", kl_coef=0.1, target_kl=1.0, horizon=1)
 
 
-def test_the_configuration_offers_exactly_these_estimators() -> None:
-    assert get_args(KLKind) == KL_KINDS
+def test_every_estimator_that_the_configuration_offers_is_there() -> None:
     for kind in KL_KINDS:
         assert kl_penalty(torch.zeros(1), torch.zeros(1), kind).item() == 0.0

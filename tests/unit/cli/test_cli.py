@@ -7,7 +7,6 @@ import pytest
 
 from paceline import __version__, cli
 from paceline.cli.data import DATASETS
-from paceline.trainer import main_ppo
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,21 +51,3 @@ print(sorted({{"torch", "ray", "transformers", "hydra", "numpy"}} & set(sys.modu
     command = " ".join(["paceline", *arguments[:-1]])
     assert f"\n  {command} " in result.stdout.partition("examples:")[2]
     assert result.stderr == "[]\n"
-
-
-def test_train_hands_its_arguments_to_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[list[str]] = []
-    monkeypatch.setattr(main_ppo, "cli", lambda: seen.append(sys.argv[1:]))
-    monkeypatch.setattr(sys, "argv", ["paceline"])
-    assert cli.main(["train", "trainer.nnodes=2", "--cfg", "job"]) == 0
-    assert seen == [["trainer.nnodes=2", "--cfg", "job"]]
-
-
-def test_train_with_a_bad_key_ends_with_exit_code_2(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["paceline"])
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["train", "trainer.sead=2"])
-    assert stop.value.code == 2
-    assert "did you mean trainer.seed?" in capsys.readouterr().err

@@ -59,6 +59,18 @@ def test_the_script_does_the_same(tmp_path, monkeypatch, name):
     assert row["data_source"] in SOURCES[name]["rl"].data_sources
 
 
+@pytest.mark.parametrize("flag", ["--local_save_dir", "--local_dir"])
+def test_names_of_options_that_people_know_are_taken(tmp_path, monkeypatch, flag):
+    path, output = write(tmp_path / "in", "gsm8k"), tmp_path / "out"
+    assert cli.main(["data", "gsm8k", "--local_dataset_path", str(path), flag, str(output)]) == 0
+    asked = []
+    monkeypatch.setattr("paceline.data.sources.download", lambda *arguments: asked.append(arguments) or path)
+    assert cli.main(["data", "gsm8k", flag, str(output)]) == 0  # from the hub, as there
+    assert len(asked) == 1
+    with pytest.raises(SystemExit):
+        cli.main(["data", "gsm8k", "--output", str(output)])
+
+
 @pytest.mark.parametrize(("purpose", "columns"), [("sft", ["response"]), ("rm", ["chosen", "rejected"])])
 def test_dialogues_for_other_training(tmp_path, purpose, columns):
     path = write(tmp_path / "in", "full_hh_rlhf")

@@ -9,9 +9,10 @@ import pytest
 from tests.stand_ins import write_model_folder, write_parquet
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> dict[str, Path]:
-    """What a good configuration refers to, and some things that a bad one does."""
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What a good configuration refers to, and some things that a bad one does. Nothing may be written there."""
+    tmp_path = tmp_path_factory.mktemp("config")
     model = write_model_folder(tmp_path / "model")
     no_weights = write_model_folder(tmp_path / "no_weights", weights=False)
     no_tokenizer = write_model_folder(tmp_path / "no_tokenizer", tokenizer=False)

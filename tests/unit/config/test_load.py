@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from paceline.config import PPOConfig
-from paceline.config.keys import known_keys
-from paceline.config.load import load_config, to_dict, to_dictconfig
-from paceline.config.unsupported import UNSUPPORTED_KEYS
+from paceline.config import PPOConfig, load
+from paceline.config.load import load_config, read_config, to_dict, to_dictconfig
 from paceline.errors import ConfigError
 
 SHIPPED = Path(__file__).parents[3] / "paceline/trainer/config/ppo_trainer.yaml"
@@ -117,68 +114,37 @@ def test_paths_are_expanded_and_absolute(tmp_path: Path, monkeypatch: pytest.Mon
     assert cfg.actor_rollout_ref.model.tokenizer_path == "org/name"
 
 
-# The public keys of launch scripts that are neither ours nor nonsense, one of each.
-FOREIGN = [
-    "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size",
-    "actor_rollout_ref.ref.megatron.pipeline_model_parallel_size",
-    "actor_rollout_ref.rollout.mode",
-    "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-    "actor_rollout_ref.actor.use_torch_compile",
-    "actor_rollout_ref.model.use_fused_kernels",
-    "actor_rollout_ref.actor.megatron.context_parallel_size",
-    "actor_rollout_ref.nccl_timeout",
-    "reward_model.reward_manager",
-    "reward_model.sandbox_fusion.url",
-    "reward_model.megatron.param_offload",
-    "critic.megatron.override_transformer_config.recompute_granularity",
-    "data.image_key",
-    "data.trust_remote_code",
-]
-
-
-@pytest.mark.parametrize("key", FOREIGN)
-def test_a_known_key_that_is_not_supported_is_an_error_that_says_so(key: str):
-    config = OmegaConf.create()
-    OmegaConf.update(config, key, "x")
-    [problem] = problems_of(config)
-    assert "not supported" in problem or "has another place" in problem
-    assert key.startswith(problem.split()[0])
-
-
-def test_no_key_is_both_supported_and_not():
-    assert not set(UNSUPPORTED_KEYS) & set(known_keys())
-
-
-def test_the_config_layer_imports_neither_torch_nor_ray_nor_transformers():
-    code = (
-        "import sys, paceline.config.checks, paceline.config.describe, paceline.config.overrides\n"
-        "print({'torch', 'ray', 'transformers'} & set(sys.modules))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(SHIPPED.parents[3])}
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert output.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize(
-    ("unknown", "suggested"),
-    [
-        ("algorithm.rollout_correction", None),
-        ("actor_rollout_ref.rollout.max_model_len", None),
-        ("actor_rollout_ref.rollout.prompt_length", "data.max_prompt_length"),
-        ("trainer.rollout_is_threshold", None),
-        ("data.sampler", None),
-        ("trainer.ray_wait_register_center_timeout", None),
-        ("critic.n", None),
-        ("actor_rollout_ref.actor.clip_ration", "actor_rollout_ref.actor.clip_ratio"),
-        ("actor_rollout_ref.rollout.temprature", "actor_rollout_ref.rollout.temperature"),
-        ("trainer.adv_estimator", "algorithm.adv_estimator"),
-        ("algorithm.critic_warmup", "trainer.critic_warmup"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
-        ("actor_rollout_ref.temperature", "actor_rollout_ref.rollout.temperature"),
-        ("trainr", "trainer"),
-    ],
+PLAIN = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.sampled_from(["???", "${x}", "a${"])
 )
-def test_a_suggestion_is_made_for_a_really_similar_key_and_for_no_other(unknown: str, suggested: str | None):
-    [problem] = problems_of(OmegaConf.from_dotlist([f"{unknown}=1"]))
-    expected = f"{unknown} is not a key" + (f"; did you mean {suggested}?" if suggested else ".")
-    assert problem == expected
+VALUES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(["trainer.nnodes", "trainer.logger", "data", "algorithm.gamma", "ray_kwargs.ray_init"]), VALUES)
+def test_what_needs_no_resolving_is_read_as_omegaconf_would_give_it(key: str, value: object):
+    def outcome() -> str:
+        try:
+            return repr(read_config(tree))
+        except ConfigError as error:
+            return str(error)
+
+    tree: dict[str, object] = {}
+    *sections, field = key.split(".")
+    place = tree
+    for section in sections:
+        place = place.setdefault(section, {})  # type: ignore[assignment]
+    place[field] = value
+    quick = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "_is_resolved", lambda value: False)
+        assert outcome() == quick
+
+
+def test_the_configuration_holds_nothing_of_what_it_was_given():
+    given_by_the_user = {"ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": {"A": "1"}}}}}
+    cfg = load_config(given_by_the_user)
+    given_by_the_user["ray_kwargs"]["ray_init"]["runtime_env"]["env_vars"]["A"] = "2"
+    assert cfg.ray_kwargs.ray_init == {"runtime_env": {"env_vars": {"A": "1"}}}

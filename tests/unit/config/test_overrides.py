@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.config.overrides import check_overrides
+from paceline.config.overrides import check_overrides, override_tree
 from paceline.errors import ConfigError
 
 
@@ -21,6 +21,9 @@ from paceline.errors import ConfigError
         ("hydra.run.dir=x", "hydra.run.dir=x"),
         ("hydra/job_logging=stdout", "hydra/job_logging=stdout"),
         ("--multirun", "--multirun"),
+        ("model_engine=megatron", "++model_engine=megatron"),
+        ("--config-name=ppo_megatron_trainer.yaml", "++model_engine=megatron"),
+        ("actor@actor_rollout_ref.actor=dp_actor", "++_groups_.actor_rollout_ref.actor=dp_actor"),
         ("trainer.logger=[console,tensorboard]", "++trainer.logger=[console,tensorboard]"),
     ],
 )
@@ -34,6 +37,21 @@ def test_an_override_is_made_ready_for_hydra(given: str, ready: str):
 )
 def test_hydras_own_flags_are_left_alone(argv: list[str]):
     assert check_overrides(argv) == argv
+
+
+def test_flags_for_the_yaml_that_is_ours_are_left_out():
+    assert check_overrides(["--config-path=./config", "--config-name=ppo_trainer", "model_engine=dp"]) == [
+        "++model_engine=dp"
+    ]
+    assert check_overrides(["--config-path", "config", "-cn", "ppo_veomni_trainer"]) == ["++model_engine=veomni"]
+    own = ["--config-path=/mine/config", "--config-name=mine"]
+    assert check_overrides(own) == own
+
+
+def test_overrides_become_a_tree_without_hydra():
+    asked, tree = override_tree(["+a.b=[1,2]", "a.c='x y'", "trainer.nnodes=1", "trainer.nnodes=2", "hydra.run.dir=x"])
+    assert tree == {"a": {"b": [1, 2], "c": "x y"}, "trainer": {"nnodes": 2}}
+    assert asked == {"a.b": "a.b=[1,2]", "a.c": "a.c='x y'", "trainer.nnodes": "trainer.nnodes=2"}
 
 
 def test_an_info_flag_without_a_value_takes_no_override():

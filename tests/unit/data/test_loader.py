@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.config.data import DataConfig
+from paceline.config import DataConfig
 from paceline.data import PromptLoader, RLHFDataset, make_dataloader
 from paceline.errors import CheckpointError, ConfigError
 from tests.tiny import make_tiny_tokenizer

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from paceline.config.data import DataConfig
-from paceline.data import RLHFDataset, collate_fn, load_tokenizer, make_dataloader
+from paceline.config import DataConfig
+from paceline.data import RLHFDataset, collate_fn, make_dataloader
 from paceline.errors import ConfigError, DataError
 from paceline.protocol import DataProto
 from tests.tiny import make_tiny_tokenizer
@@ -236,6 +236,17 @@ def test_chat_without_a_chat_template_says_what_to_do(tmp_path):
         RLHFDataset(write(tmp_path / "a.parquet", prompt=[chat("hi")]), tokenizer, config())
 
 
+def test_a_template_gets_the_arguments_of_the_configuration(tmp_path):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = "{{ 'yes' if thinking else 'no' }}"
+    file = write(tmp_path / "a.parquet", prompt=[chat("hi")])
+    plain, thinking = (
+        RLHFDataset(file, tokenizer, config(apply_chat_template_kwargs=kwargs)) for kwargs in ({}, {"thinking": True})
+    )
+    shown = [tokenizer.decode(d[0]["input_ids"], skip_special_tokens=True) for d in (plain, thinking)]
+    assert shown == ["no", "yes"]
+
+
 def test_a_template_that_rejects_a_chat_names_the_row(tmp_path):
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = (
@@ -274,18 +285,3 @@ def test_dataset_survives_pickling(tmp_path):
     copy = pickle.loads(pickle.dumps(dataset))
     assert text_of(copy[0]) == "a"
     assert copy[0]["level"] == 3
-
-
-def test_tokenizer_pads_left_and_falls_back_to_the_end_token(tmp_path):
-    tokenizer = make_tiny_tokenizer()
-    tokenizer.pad_token = None
-    tokenizer.padding_side = "right"
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    loaded = load_tokenizer(tmp_path / "tokenizer")
-    assert loaded.padding_side == "left"
-    assert loaded.pad_token_id == loaded.eos_token_id == 1
-
-
-def test_missing_tokenizer_folder_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"no tokenizer at .*nowhere"):
-        load_tokenizer(tmp_path / "nowhere")

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from paceline.config.data import DataConfig
+from paceline.config import DataConfig
 from paceline.data import RLHFDataset, token_cache
 from paceline.data.token_cache import cache_folder, cache_key, load_tokens, save_tokens
 from paceline.errors import DataError
@@ -107,6 +107,13 @@ def test_prompts_stored_as_categories_are_told_apart(tokenizer):
     """Their batches hold numbers; the texts are elsewhere."""
     one, other = (pa.chunked_array([pa.array(texts).dictionary_encode()]) for texts in (["a", "b"], ["a", "c"]))
     assert cache_key([one], tokenizer) != cache_key([other], tokenizer)
+
+
+def test_arguments_of_the_template_are_part_of_the_key(tokenizer):
+    prompts = [pa.chunked_array([["a"]])]
+    keys = [cache_key(prompts, tokenizer, kwargs) for kwargs in (None, {}, {"a": 1}, {"a": 2})]
+    assert keys[0] == keys[1] == cache_key(prompts, tokenizer)
+    assert len(set(keys)) == 3
 
 
 def change_template(tokenizer):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig, LlamaConfig, PretrainedConfig
 from transformers.models.qwen2 import modeling_qwen2
 
 from paceline.config import ModelConfig, OptimConfig
@@ -100,3 +100,32 @@ def test_no_tensor_of_an_update_has_the_logits_of_a_micro_batch(
         engine.train_batch(data, loss_fn, micro_batch_size=4)
     weights = vocabulary * hidden
     assert chunk < largest.elements == weights < num_tokens * vocabulary
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "config",
+    [
+        LlamaConfig(**SMALL, num_key_value_heads=2),
+        Gemma2Config(**SMALL, num_key_value_heads=2, head_dim=8, final_logit_softcapping=2.0),
+    ],
+    ids=["plain head", "own logits"],
+)
+def test_the_sum_of_squared_probabilities_is_that_of_each_row_alone(
+    tmp_path: Path, config: PretrainedConfig, packed: bool
+) -> None:
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    engine, data = make_engine(tmp_path, packed=packed), make_batch(ROWS)
+    assert engine.root.head_apart == (config.model_type == "llama")
+    found = engine.infer_batch(data, temperature=0.5, micro_batch_size=2, sum_pi_squared=True)
+    model, batch = AutoModelForCausalLM.from_pretrained(tmp_path), data.batch
+    expected = torch.zeros(batch["response_mask"].shape)
+    for row, (_, num_response, _) in enumerate(ROWS):
+        tokens = batch["input_ids"][row][batch["attention_mask"][row] == 1]
+        logits = model(tokens[None]).logits[0, -num_response - 1 : -1]
+        expected[row, :num_response] = (logits / 0.5).softmax(-1).square().sum(-1)
+    torch.testing.assert_close(found["sum_pi_squared"], expected * batch["response_mask"], atol=1e-5, rtol=1e-5)
+    without = engine.infer_batch(data, temperature=0.5, micro_batch_size=2)
+    assert list(without) == ["log_probs", "entropy"]
+    assert all(torch.equal(without[name], found[name]) for name in without)

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from paceline.engine import logprobs
-from paceline.engine.logprobs import hidden_log_probs_and_entropy, token_log_probs_and_entropy
+from paceline.engine.logprobs import (
+    hidden_log_probs_and_entropy,
+    parallel_log_probs_and_entropy,
+    token_log_probs_and_entropy,
+)
 
 
 def reference(logits: Tensor, tokens: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -81,6 +87,41 @@ def test_only_the_logits_are_kept_for_the_backward_pass(logits: Tensor, tokens: 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         token_log_probs_and_entropy(leaf, tokens, 0.5)
     assert sorted(kept) == [tokens.numel(), tokens.numel(), logits.numel()]
+
+
+def squares_of(logits: Tensor, temperature: float) -> Tensor:
+    """By another way than the code's: e^(lse(2z) - 2 lse(z))."""
+    scaled = logits / temperature
+    return (torch.logsumexp(2 * scaled, -1) - 2 * torch.logsumexp(scaled, -1)).exp()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.0])
+def test_the_sum_of_squared_probabilities_comes_beside_the_others_and_changes_neither_them_nor_gradients(
+    logits: Tensor, tokens: Tensor, temperature: float
+) -> None:
+    results = []
+    for asked in (True, False):
+        leaf = logits.clone().requires_grad_()
+        columns = token_log_probs_and_entropy(leaf, tokens, temperature, sum_pi_squared=asked)
+        (columns[0].sum() + 0.3 * columns[1].sum()).backward()
+        results.append([*columns[:2], leaf.grad])
+        if asked:
+            torch.testing.assert_close(columns[2], squares_of(logits, temperature))
+            assert not columns[2].requires_grad
+        else:
+            assert len(columns) == 2
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("chunk", [1, 22, 10**6])
+def test_chunks_change_no_sum_of_squared_probabilities(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, bias = head_inputs()
+    columns = hidden_log_probs_and_entropy(hidden, weight, bias, HEAD_TOKENS, 0.7, sum_pi_squared=True)
+    torch.testing.assert_close(columns[2], squares_of(linear(hidden, weight, bias), 0.7).detach())
+    head_loss(*columns[:2]).backward()
+    assert hidden.grad is not None
 
 
 def test_a_temperature_of_zero_is_an_error(logits: Tensor, tokens: Tensor) -> None:
@@ -185,3 +226,37 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(monkeypatch: pytest.MonkeyPa
         log_probs, entropy = hidden_log_probs_and_entropy(hidden, weight, None, tokens, 1.0)
         (log_probs.sum() + entropy.sum()).backward()
     assert largest.elements == (num_tokens * vocabulary if fits else chunk)
+
+
+@pytest.mark.parametrize("chunk", [2**24, 12])
+def test_parts_of_the_vocabulary_give_what_the_whole_gives(chunk: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    store = dist.HashStore()
+    with ThreadPoolExecutor(2) as ranks:  # threads: a process would load torch first
+        list(ranks.map(lambda rank: _compare(rank, store), range(2)))
+
+
+def _compare(rank: int, store: dist.Store) -> None:
+    group = dist.ProcessGroupGloo(store, rank, 2)
+    vocabulary, size, length, temperature = 11, 5, 9, 0.7
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(length, size, generator=generator)
+    weight = torch.randn(vocabulary, size, generator=generator) * 3
+    tokens = torch.randint(0, vocabulary, (length,), generator=generator)
+    scale = torch.randn(2, length, generator=generator)
+    largest = 6  # 6 rows and 5
+    own = slice(rank * largest, (rank + 1) * largest)
+    whole = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    expected = logprobs.hidden_log_probs_and_entropy(whole[0], whole[1], None, tokens, temperature)
+    (torch.stack(expected) * scale).sum().backward()
+    parts = [hidden.clone().requires_grad_(), weight[own].clone().requires_grad_()]
+    places = {"first": own.start, "largest": largest, "group": group}
+    found = parallel_log_probs_and_entropy(*parts, tokens, temperature, **places)
+    (torch.stack(found) * scale).sum().backward()
+    *others, squares = parallel_log_probs_and_entropy(*parts, tokens, temperature, **places, sum_pi_squared=True)
+    assert torch.equal(torch.stack(others), torch.stack(found))
+    torch.testing.assert_close(squares, squares_of(hidden @ weight.T, temperature), atol=1e-6, rtol=1e-5)
+    assert not squares.requires_grad
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(parts[0].grad, whole[0].grad, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(parts[1].grad, whole[1].grad[own], atol=1e-5, rtol=1e-5)

@@ -38,9 +38,9 @@ class RecordingEngine(LocalEngine):
         self.here ^= {part}
         self.moves.append((part, IN if part in self.here else OUT))
 
-    def _forward(self, micro_batch: TensorDict, temperature: float) -> dict[str, Tensor]:
+    def _forward(self, micro_batch: TensorDict, temperature: float, **asked: bool) -> dict[str, Tensor]:
         assert "parameters" in self.here
-        return super()._forward(micro_batch, temperature)
+        return super()._forward(micro_batch, temperature, **asked)
 
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         assert self.here == {"parameters", "optimizer"}

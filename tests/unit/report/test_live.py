@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.report.live import MetricsTail, RunView, live_view
+from paceline.report.live import MetricsTail, RunView, closing_text, live_view
 
 
 def write_status(folder: Path, **changes: object) -> None:
@@ -56,6 +56,15 @@ def test_the_time_left_is_guessed_from_the_steps_of_this_start(tmp_path: Path) -
     assert dict(view.rows())["left"] == "about 6 s"
 
 
+def test_a_run_with_stale_responses_shows_how_stale(tmp_path: Path) -> None:
+    view = RunView(tmp_path)
+    write_status(tmp_path, step=2)
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "training/staleness/mean": 1.5, "training/staleness/max": 2.0}\n'
+    )
+    assert dict(view.rows())["staleness"] == "1.50 updates, 2 at most"
+
+
 def test_a_validation_shows_how_far_it_is(tmp_path: Path) -> None:
     view = RunView(tmp_path)
     write_status(tmp_path, validation=[32, 64])
@@ -83,3 +92,31 @@ def test_without_a_terminal_there_is_no_view(tmp_path: Path, capsys: pytest.Capt
         sys.stdout.write("a line\n")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("a line\n", "")
+
+
+def write(folder: Path, *lines: dict[str, object]) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_the_last_words_are_the_best_score_and_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    accuracy = "val-core/own/acc/mean@1"
+    run = write(
+        tmp_path / "runs/my run", *({"step": step, accuracy: value} for step, value in enumerate([0.1, 0.9, 0.5]))
+    )
+    assert closing_text(run) == (
+        "best validation: own/acc/mean@1 0.900 at step 1 of 2\nnext: paceline report 'runs/my run'\n"
+    )
+
+
+def test_without_validation_it_is_the_training_score(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", {"step": 1, "critic/score/mean": 0.25}, {"step": 2, "critic/score/mean": "NaN"})
+    assert closing_text(run) == f"best training score 0.250 at step 1 of 2\nnext: paceline report {run}\n"
+
+
+def test_a_run_without_metrics_here_has_no_last_words(tmp_path: Path) -> None:
+    assert closing_text(tmp_path) == ""

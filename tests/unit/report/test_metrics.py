@@ -7,8 +7,7 @@ import torch
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
-from paceline.report.metrics import data_metrics, throughput_metrics, timing_metrics
-from paceline.report.timing import Timer
+from paceline.report.metrics import Timer, data_metrics, throughput_metrics, timing_metrics
 
 
 def _batch() -> DataProto:
@@ -72,6 +71,16 @@ def test_data_metrics_hand_computed() -> None:
     }
     assert metrics == pytest.approx(expected)
     assert all(type(value) is float for value in metrics.values())
+
+
+def test_rejected_tokens_have_no_advantages_unless_all_are() -> None:
+    batch = _batch()
+    batch.batch["loss_mask"] = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]])
+    metrics = data_metrics(batch, use_critic=True)
+    assert metrics["critic/advantages/mean"] == pytest.approx(3.0)  # 1, 2 and 6
+    assert metrics["critic/score/mean"] == pytest.approx(2.0)  # scores are of all responses
+    batch.batch["loss_mask"] = torch.zeros(4, 4, dtype=torch.int64)
+    assert data_metrics(batch, use_critic=True)["critic/advantages/mean"] == pytest.approx(1.0)
 
 
 def test_without_a_critic_there_are_no_value_metrics() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.report.validation_metrics import validation_metrics
+from paceline.report.validation_metrics import headlines, validation_metrics
 
 # Two prompts with three responses each, given out of order, as shards may come back.
 UIDS = ["p", "q", "p", "q", "p", "q"]
@@ -66,3 +66,8 @@ def test_of_one_response_there_is_only_the_mean() -> None:
 def test_other_scores_than_reward_and_accuracy_are_no_headline() -> None:
     metrics = validation_metrics(["s"], ["0"], {"tests_passed": np.array([0.25])}, n=1)
     assert metrics == {"val-aux/s/tests_passed/mean@1": 0.25}
+
+
+def test_headlines_are_accuracies_and_the_rewards_of_sources_without_one() -> None:
+    names = ["step", "val-core/a/reward/mean@1", "val-core/a/acc/mean@1", "val-core/b/reward/mean@1", "val-aux/a/acc/x"]
+    assert headlines(names) == ["val-core/a/acc/mean@1", "val-core/b/reward/mean@1"]

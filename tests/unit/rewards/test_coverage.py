@@ -119,11 +119,16 @@ def test_rows_of_style_model_are_the_model_s_where_there_is_one():
     assert not make_manager({}).has_rule("gsm8k", BY_MODEL)
 
 
-def test_a_manager_learns_from_the_check_that_there_is_a_model():
+def test_a_manager_is_told_that_there_is_a_model_and_a_check_does_not_change_it():
     manager, batch = make_manager(), make_batch(["hello"], [None], CHATS)
+    before = dict(vars(manager))
+    manager.check([CHATS, "gsm8k"], [NO_TRUTH, BY_MODEL], has_model=True)
+    assert vars(manager) == before
+    assert manager.has_rule("gsm8k", BY_MODEL)
     with pytest.raises(UnknownDataSourceError):
         manager(batch)
-    manager.check([CHATS], [NO_TRUTH], has_model=True)
+    manager.expect_model()
+    assert not manager.has_rule("gsm8k", BY_MODEL)
     assert manager(batch).sum() == 0
 
 

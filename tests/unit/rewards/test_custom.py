@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.rewards import load_custom_reward
-from paceline.rewards.functions import Row
+from paceline.rewards.scorer import Row
 
 GOOD = """
 from dataclasses import dataclass

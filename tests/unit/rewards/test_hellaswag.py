@@ -7,8 +7,8 @@ import time
 import pytest
 
 from paceline.errors import UnknownDataSourceError
+from paceline.rewards.by_source import _select_rm_score_fn, get_scorer
 from paceline.rewards.score.hellaswag import compute_score, compute_scores, extract_letter
-from paceline.rewards.scorers import _select_rm_score_fn, get_scorer
 
 ENDINGS = [
     "A man wraps a pair of skis.",

@@ -11,8 +11,8 @@ from tests.unit.rewards.reward_batches import TOKENIZER, make_batch
 
 def test_the_penalty_grows_linearly_over_the_buffer():
     # DAPO's own numbers: at most 20480 tokens, a buffer of 4096, so 16384 are free.
-    lengths = torch.tensor([0, 16384, 16385, 17408, 18432, 20480, 25000])
-    expected = torch.tensor([0.0, 0.0, -1 / 4096, -0.25, -0.5, -1.0, -1.0])
+    lengths = torch.tensor([0, 15000, 16384, 16385, 17408, 18000, 18432, 20480, 25000])
+    expected = torch.tensor([0.0, 0.0, 0.0, -1 / 4096, -0.25, -0.394531, -0.5, -1.0, -1.0])
     assert torch.allclose(overlong_penalty(lengths, 20480, 4096, 1.0), expected)
     assert torch.allclose(overlong_penalty(lengths, 20480, 4096, 0.5), expected / 2)
 
@@ -30,6 +30,7 @@ def test_a_manager_adds_it_to_scores_and_leaves_acc_alone():
     assert result["reward_tensor"].sum(-1).tolist() == info["score"].tolist() == [1.0, 0.75, -0.5, 0.0]
     assert result["reward_tensor"][2].nonzero().tolist() == [[11]]
     assert info["overlong_penalty"].tolist() == [0.0, -0.25, -0.5, 0.0]
+    assert info["unshaped_score"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert info["acc"].tolist() == [1.0, 1.0, 0.0, 0.0]
     assert metrics["reward/overlong_rate"] == 0.5
     assert metrics["reward/overlong_penalty"] == pytest.approx(-0.75 / 4)

@@ -33,9 +33,20 @@ def test_the_first_block_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert completions[0].token_ids != completions[1].token_ids
 
 
+def test_the_second_block_gives_the_responses_to_all_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny_model(tmp_path / "my-model")
+    monkeypatch.chdir(tmp_path)
+    names = run(BLOCKS[1])
+    responses, sampled = names["responses"], names["sampled"]
+    assert {name: len(response.token_ids) for name, response in responses.items()} == dict.fromkeys("abc", 64)
+    assert responses["b"].token_ids[: len(sampled.token_ids)] == sampled.token_ids
+    assert set(responses["a"].versions) == {0, 1}
+    assert set(responses["c"].versions) == {1}
+
+
 def test_the_engine_of_the_page_can_be_chosen_and_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry._ENGINES, "_entries", dict(registry._ENGINES._entries))
-    names = run(BLOCKS[1])
+    names = run(BLOCKS[2])
     engine = registry.get_rollout("mine")
     assert engine is names["MyRollout"]
     assert isinstance(engine.from_spec(RolloutSpec.__new__(RolloutSpec)), engine)

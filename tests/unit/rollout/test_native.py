@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -29,7 +30,8 @@ from transformers import (
 from paceline.errors import NonFiniteError
 from paceline.rollout import native
 from paceline.rollout.native import NativeRollout
-from paceline.rollout.rollout_interface import SamplingParams
+from paceline.rollout.rollout_interface import Completion, Request, RequestId, SamplingParams
+from paceline.rollout.token_choice import choose_tokens, random_streams, uniforms
 
 SIZES = {
     "vocab_size": 64,
@@ -298,3 +300,119 @@ def test_short_generations_log_nothing(caplog: pytest.LogCaptureFixture) -> None
     with caplog.at_level(logging.INFO, logger=native.__name__):
         NativeRollout(make_model(), {1}, 0).generate(prompts_of(3), SamplingParams(4), [0])
     assert caplog.messages == []
+
+
+# Requests one by one
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(1, 30), st.integers(1, 3)),
+        st.tuples(st.just("step"), st.integers(1, 5), st.none()),
+        st.tuples(st.just("abort"), st.integers(0, 9), st.booleans()),
+        st.tuples(st.just("update"), st.none(), st.none()),
+        st.tuples(st.just("collect"), st.none(), st.none()),
+    ),
+    max_size=25,
+)
+
+
+@torch.no_grad()
+def sampled_slowly(models: list[Any], request: Request, found: Completion) -> tuple[list[int], list[float]]:
+    """Each token from a pass of its own over all before it, by the weights of the version that sampled it."""
+    tokens, log_probs = [], []
+    for place, version in enumerate(found.versions):
+        logits = models[version % 2](torch.tensor([request.prompt_ids + found.token_ids[:place]])).logits[:, -1]
+        uniform = uniforms(random_streams([request.seed]), np.array([place], dtype=np.uint64))
+        token, log_prob = choose_tokens(logits, uniform, request.sampling)
+        tokens.append(token.item())
+        log_probs.append(log_prob.item())
+    return tokens, log_probs
+
+
+@given(operations=OPERATIONS, max_num_seqs=st.integers(1, 5), prefill_tokens=st.sampled_from([30, 2048]))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_any_order_of_submits_steps_aborts_and_updates(operations, max_num_seqs, prefill_tokens) -> None:
+    """Every token is what its own seed and the weights of its version make of all tokens before it."""
+    models = [make_model(), make_model()]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter.mul_(-1)
+    engine = NativeRollout(make_model(), {1, 2, 3}, 0, max_num_seqs)
+    requests: dict[RequestId, Request] = {}
+    collected: dict[RequestId, Completion] = {}
+    dropped: set[RequestId] = set()
+    with mock.patch.object(native, "PREFILL_TOKENS", prefill_tokens):
+        for name, number, other in [*operations, ("step", 200, None)]:
+            if name == "submit":
+                [prompt] = prompts_of(number)
+                new = [
+                    Request(len(requests) + copy, prompt, SamplingParams(4 * other, top_p=0.9), seed=number + copy)
+                    for copy in range(other)
+                ]
+                engine.submit(new)
+                requests |= {request.id: request for request in new}
+            elif name == "step":
+                for _ in range(number):
+                    engine.step()
+                    assert len(engine._generation.rows if engine._generation else []) <= max_num_seqs
+            elif name == "update":
+                engine.update_weights(models[(engine.version + 1) % 2].state_dict().items())
+            elif name == "collect":
+                collected |= dict(engine.collect())
+            elif number in engine._under_way:
+                [(_, sampled)] = engine.abort([number])
+                if other:
+                    engine.submit([replace(requests[number], sampled=sampled)])
+                else:
+                    dropped.add(number)
+                    collected[number] = sampled
+    collected |= dict(engine.collect())
+    assert not engine.has_work
+    assert engine._generation is None
+    assert collected.keys() == requests.keys()
+    for number, found in collected.items():
+        tokens, log_probs = sampled_slowly(models, requests[number], found)
+        assert found.token_ids == tokens
+        assert found.log_probs == pytest.approx(log_probs, abs=1e-5)
+        limit = requests[number].sampling.max_tokens
+        is_whole = found.finished_by_eos or len(found.token_ids) == limit
+        assert is_whole or number in dropped
+        assert {1, 2, 3}.isdisjoint(found.token_ids[:-1])
+
+
+def test_later_requests_do_not_overtake_those_that_wait() -> None:
+    engine = NativeRollout(make_model(), set(), 0, max_num_seqs=1)
+    short, *longer = prompts_of(1, *range(20, 30))
+    engine.submit([Request("first", longer[0], SamplingParams(3), 0), Request("short", short, SamplingParams(3), 0)])
+    order: list[RequestId] = []
+    for number, prompt in enumerate(longer[1:]):
+        engine.step()
+        engine.submit([Request(number, prompt, SamplingParams(3), 0)])
+        order += [name for name, _ in engine.collect()]
+    assert order[:2] == ["first", "short"]
+
+
+def test_a_failed_step_loses_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, prompts = NativeRollout(make_model(), set(), 0, max_num_seqs=2), prompts_of(5, 3, 9)
+    wanted = engine.generate(prompts, SamplingParams(8), [0, 1, 2])
+    engine.submit([Request(number, prompt, SamplingParams(8), number) for number, prompt in enumerate(prompts)])
+    forward = native._Generation._forward
+    for calls in range(1, 12):
+        with monkeypatch.context() as patch:
+            left = iter(range(calls % 3))
+
+            def failing(generation: Any, *args: Any, left: Iterator[int] = left) -> torch.Tensor:
+                if next(left, None) is None:
+                    raise MemoryError
+                return forward(generation, *args)
+
+            patch.setattr(native._Generation, "_forward", failing)
+            with suppress(MemoryError):
+                engine.step()
+        engine.step()
+    found = dict(engine.collect())
+    while engine.has_work:
+        engine.step()
+        found |= dict(engine.collect())
+    assert [found[number].token_ids for number in range(3)] == [completion.token_ids for completion in wanted]

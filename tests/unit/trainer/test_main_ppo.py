@@ -9,27 +9,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from paceline.algorithms.advantages import register_adv_estimator
 from paceline.config import PPOConfig
-from paceline.config.checks import KnownNames
 from paceline.config.load import load_config, to_dictconfig
 from paceline.errors import ConfigError
 from paceline.trainer import main_ppo
-from paceline.trainer.main_ppo import TaskRunner, auto_set_device, complete_config, detect_device, known_names, run_ppo
+from paceline.trainer.main_ppo import TaskRunner, run_ppo
 from paceline.trainer.ppo.roles import Role
 from paceline.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
-from tests.runs import write_sums
-from tests.tiny import make_tiny_model
-
-
-@pytest.fixture
-def good(tmp_path: Path) -> dict[str, Any]:
-    write_sums(tmp_path / "train.parquet", 4)
-    make_tiny_model(tmp_path, max_position_embeddings=1024)
-    return {
-        "data": {"train_files": str(tmp_path / "train.parquet")},
-        "actor_rollout_ref": {"model": {"path": str(tmp_path)}},
-    }
 
 
 def command_line(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -68,9 +54,9 @@ def test_bad_overrides_are_listed_at_once_without_a_traceback(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_prints_the_plan_and_leaves_no_file(good: dict[str, Any], tmp_path: Path):
+def test_a_dry_run_prints_the_plan_and_leaves_no_file(train_command, good: dict[str, Any], tmp_path: Path):
     before = set(tmp_path.iterdir())
-    result = command_line(
+    result = train_command(
         "trainer.device=cpu",
         "trainer.dry_run=True",
         "trainer.n_gpus_per_node=2",
@@ -114,7 +100,20 @@ def test_a_dry_run_from_python_starts_nothing(good: dict[str, Any], capsys: pyte
     assert "global_pool" in capsys.readouterr().out
 
 
-def test_a_run_begins_with_its_plan(good: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_a_dry_run_lists_what_became_of_keys_of_verls_also_where_problems_follow(
+    good: dict[str, Any], capsys: pytest.CaptureFixture[str]
+):
+    asked = {**good, "trainer": {"dry_run": True}, "model_engine": "dp", "global_profiler": {"steps": None}}
+    run_ppo(OmegaConf.create(asked))
+    assert "Taken, because it is so anyway:\n  model_engine=dp: FSDP trains" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="async_training"):
+        run_ppo(OmegaConf.create({**asked, "async_training": {"k": 1}}))
+    assert "global_profiler.steps=null: no profiler is on." in capsys.readouterr().out
+
+
+def test_a_run_begins_with_its_plan(
+    good: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch, caplog: pytest.LogCaptureFixture
+):
     class StartedError(Exception):
         pass
 
@@ -122,70 +121,16 @@ def test_a_run_begins_with_its_plan(good: dict[str, Any], capsys: pytest.Capture
         raise StartedError
 
     monkeypatch.setattr(main_ppo, "running_ray", start)
-    with pytest.raises(StartedError):
-        run_ppo(good)
+    with pytest.raises(StartedError), caplog.at_level("INFO"):
+        run_ppo({**good, "model_engine": "dp"})
+    assert "so anyway: model_engine" in caplog.text
     shown = capsys.readouterr().out
     assert "responses per optimizer step" in shown
     assert "Placement: colocated, 1 x 1 devices (cpu)" in shown
     assert "actor, rollout" in shown
 
 
-def test_the_complete_config_has_device_and_folder(good: dict[str, Any], tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    cfg = complete_config({**good, "trainer": {"project_name": "p", "experiment_name": "e"}})
-    assert cfg.trainer.device == detect_device()
-    assert cfg.trainer.default_local_dir == str(tmp_path / "runs/p/e")
-
-
-def test_the_device_of_a_cluster_is_asked_for_when_it_is_joined(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    """The node of the command may have none of its own."""
-    joining = {**good, "ray_kwargs": {"ray_init": {"address": "auto"}}}
-    assert complete_config(joining).trainer.device is None
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert complete_config(good).trainer.device is None
-    typed = complete_config({**joining, "trainer": {"device": "cpu"}})
-    assert main_ppo.with_device(typed).trainer.device == "cpu"
-    monkeypatch.setattr(main_ppo, "detect_device", lambda: "cuda")
-    assert main_ppo.with_device(complete_config(good)).trainer.device == "cuda"
-
-
-def test_idle_devices_are_told(good: dict[str, Any], caplog: pytest.LogCaptureFixture):
-    config = {
-        **good,
-        "algorithm": {"adv_estimator": "grpo"},
-        "trainer": {"n_gpus_per_node": 4, "placement": {"name": "split"}},
-    }
-    main_ppo._warn_of_idle_devices(load_config(config))
-    assert "the 2 devices of critic_pool are not used" in caplog.text
-
-
 # ------------------------------------------------------------------------------------------------------- devices
-
-
-@pytest.mark.parametrize(("accelerator", "device"), [("cuda", "cuda"), ("npu", "npu"), ("mps", "cpu"), (None, "cpu")])
-def test_the_device_is_what_torch_finds(accelerator: str | None, device: str, monkeypatch: pytest.MonkeyPatch):
-    import torch
-
-    class Found:
-        type = accelerator
-
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: Found if accelerator else None
-    )
-    assert detect_device() == device
-
-
-def test_auto_set_device_fills_only_what_is_open(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(main_ppo, "detect_device", lambda: "npu")
-    config = to_dictconfig(PPOConfig())
-    auto_set_device(config)
-    assert config.trainer.device == "npu"
-    subset = OmegaConf.create({"data": {}})
-    assert auto_set_device(subset).trainer.device == "npu"
-    assert auto_set_device(PPOConfig()).trainer.device == "npu"
-    assert auto_set_device(load_config({"trainer": {"device": "cpu"}})).trainer.device == "cpu"
-    chosen = OmegaConf.create({"trainer": {"device": "cuda"}})
-    assert auto_set_device(chosen).trainer.device == "cuda"
 
 
 # --------------------------------------------------------------------------------------------------- TaskRunner
@@ -251,35 +196,11 @@ def test_a_reward_model_is_beside_the_critic_or_alone_on_its_pool(estimator: str
     assert pool in runner.init_resource_pool_mgr(config).resource_pool_spec
 
 
-# ---------------------------------------------------------------------------------------------------- registries
-
-
-def test_names_that_were_registered_in_this_process_are_known():
-    @register_adv_estimator("estimator_of_this_test", needs_critic=True, needs_groups=True)
-    def estimator(**kwargs: Any) -> None: ...
-
-    known = known_names(load_config({"algorithm": {"adv_estimator": "estimator_of_this_test"}}))
-    assert "estimator_of_this_test" in known.adv_estimators
-    assert "estimator_of_this_test" in known.critic_estimators
-    assert "estimator_of_this_test" in known.group_estimators
-
-
-def test_names_that_nobody_registered_are_not_known():
-    cfg = load_config({"algorithm": {"adv_estimator": "nobody"}, "actor_rollout_ref": {"rollout": {"name": "nobody"}}})
-    assert "nobody" not in (known := known_names(cfg)).adv_estimators
-    assert known.rollouts == KnownNames().rollouts
-
-
-def test_a_script_with_a_bad_configuration_shows_its_own_lines_and_the_list_alone(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from paceline.trainer.main_ppo import run_ppo\n"
-        "run_ppo({'trainer': {'nnodes': 0}, 'algorithm': {'adv_estimator': 'gea'}})\n"
-    )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    shown = done.stderr.splitlines()
-    assert shown[:2] == ["Traceback (most recent call last):", f'  File "{script}", line 2, in <module>']
-    assert shown[3] == "ConfigError: 4 problems in the configuration:"
-    assert shown[5].startswith("  2. trainer.nnodes=0 is out of range"), done.stderr
-    assert "main_ppo.py" not in done.stderr
+def test_a_task_runner_reads_the_configuration_once(monkeypatch: pytest.MonkeyPatch):
+    reads = []
+    monkeypatch.setattr(main_ppo, "load_config", lambda config: (reads.append(config), load_config(config))[1])
+    config = to_dictconfig(PPOConfig())
+    prepared(config).init_resource_pool_mgr(config)
+    assert reads == [config]
+    other = to_dictconfig(load_config({"trainer": {"n_gpus_per_node": 2}}))
+    assert prepared(other).init_resource_pool_mgr(other).resource_pool_spec == {"global_pool": [2]}

@@ -18,19 +18,10 @@ from paceline.engine.lora import LoraSpec
 from paceline.protocol import DataProto
 from paceline.speedups import fast_linear, lean_forward
 from paceline.speedups.lean_forward import LeanForward
-from paceline.trainer.main_ppo import dry_run_text
-from paceline.trainer.ppo import memory
-from paceline.trainer.ppo.memory import (
-    CHUNK_LOGITS,
-    GIB,
-    Head,
-    ModelSize,
-    RoleMemory,
-    available_memory,
-    memory_warning,
-    plan_memory,
-    read_model_size,
-)
+from paceline.trainer.plan import dry_run_text
+from paceline.trainer.ppo import model_size
+from paceline.trainer.ppo.memory import GIB, RoleMemory, memory_warning, plan_memory
+from paceline.trainer.ppo.model_size import CHUNK_LOGITS, Head, ModelSize, available_memory, read_model_size
 from tests.tiny import make_tiny_model
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -144,7 +135,7 @@ def test_the_cache_holds_full_length_responses_of_as_many_as_are_decoded_togethe
 
 def test_on_a_cpu_the_native_rollout_packs_large_layers(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many numbers as it really packs."""
-    monkeypatch.setattr(memory, "PACKED_ELEMENTS", 64 * 64)
+    monkeypatch.setattr(model_size, "PACKED_ELEMENTS", 64 * 64)
     monkeypatch.setattr(fast_linear, "PACKED_ELEMENTS", 64 * 64)
     engine, _ = trained_engine(model, "causal_lm")
     with mock.patch.object(torch.ops.mkldnn, "_reorder_linear_weight", wraps=lambda weight, rows: weight) as packing:
@@ -210,8 +201,8 @@ def test_this_machine_has_memory_and_no_device_that_it_has_not() -> None:
 
 def test_the_sizes_are_those_of_the_engines() -> None:
     assert CHUNK_LOGITS == CHUNK_ELEMENTS
-    assert memory.PACKED_ELEMENTS == fast_linear.PACKED_ELEMENTS
-    assert {f"{name}forcausallm" for name in memory.PACKED_MODELS} == {name.lower() for name in lean_forward.PLAIN}
+    assert model_size.PACKED_ELEMENTS == fast_linear.PACKED_ELEMENTS
+    assert {f"{name}forcausallm" for name in model_size.PACKED_MODELS} == {name.lower() for name in lean_forward.PLAIN}
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])

@@ -1,13 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
-from omegaconf import OmegaConf
-
-from paceline.config import PPOConfig
-from paceline.config.load import load_config
-from paceline.errors import ConfigError
 from paceline.trainer.ppo.placement import (
     batch_table,
     idle_devices,
@@ -16,102 +8,11 @@ from paceline.trainer.ppo.placement import (
     role_to_pool,
     update_plans,
 )
+from tests.stand_ins import config_with as config
 
 SPLIT = "trainer.placement.name=split"
 ON = "trainer.placement.rollout_on"
 GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
-
-
-def config(*overrides: str) -> PPOConfig:
-    return load_config(OmegaConf.from_dotlist(list(overrides)))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "pools"),
-    [
-        (["trainer.n_gpus_per_node=4"], {"global_pool": [4]}),
-        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], {"global_pool": [4, 4]}),
-        (["trainer.n_gpus_per_node=4", SPLIT], {"actor_rollout_ref_pool": [2], "critic_pool": [2]}),
-        (["trainer.nnodes=2", "trainer.n_gpus_per_node=4", SPLIT], {"actor_rollout_ref_pool": [4], "critic_pool": [4]}),
-        (["trainer.nnodes=4", SPLIT], {"actor_rollout_ref_pool": [1, 1], "critic_pool": [1, 1]}),
-        (
-            ["trainer.n_gpus_per_node=5", SPLIT, "trainer.placement.critic_devices=2"],
-            {"actor_rollout_ref_pool": [3], "critic_pool": [2]},
-        ),
-        (
-            ["trainer.nnodes=3", "trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.critic_devices=1"],
-            {"actor_rollout_ref_pool": [2, 2], "critic_pool": [2]},
-        ),
-        (
-            ["trainer.n_gpus_per_node=4", "trainer.placement.rollout_devices=1"],
-            {"global_pool": [3], "rollout_pool": [1]},
-        ),
-        (
-            ["trainer.nnodes=4", "trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.rollout_devices=2"],
-            {"actor_rollout_ref_pool": [2], "critic_pool": [2], "rollout_pool": [2, 2]},
-        ),
-        (
-            ["trainer.n_gpus_per_node=4", SPLIT, *GRPO, f"{ON}=[actor_rollout_ref_pool,critic_pool]"],
-            {"actor_rollout_ref_pool": [2], "critic_pool": [2]},
-        ),
-    ],
-)
-def test_devices_are_divided_into_pools(overrides: list[str], pools: dict[str, Any]):
-    cfg = config(*overrides)
-    assert plan_pools(cfg) == pools
-    assert idle_devices(cfg) == 0
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [SPLIT],
-        ["trainer.n_gpus_per_node=3", SPLIT],
-        ["trainer.nnodes=3", "trainer.n_gpus_per_node=2", SPLIT],
-        ["trainer.n_gpus_per_node=4", SPLIT, "trainer.placement.critic_devices=4"],
-        ["trainer.placement.rollout_devices=1"],
-        ["trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.rollout_devices=1"],
-        ["trainer.n_gpus_per_node=4", SPLIT, "trainer.placement.rollout_devices=1"],
-    ],
-)
-def test_what_does_not_divide_is_an_error(overrides: list[str]):
-    with pytest.raises(ConfigError):
-        plan_pools(config(*overrides))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([f"{ON}=[critic_pool]"], "names critic_pool, which this placement does not have. The pools are: global_pool."),
-        ([SPLIT, f"{ON}=[]"], "names no pool. The pools are: actor_rollout_ref_pool, critic_pool."),
-        ([SPLIT, f"{ON}=[critic_pool,critic_pool]"], "name each pool once"),
-        (
-            [f"{ON}=[global_pool]", "trainer.placement.rollout_devices=1"],
-            "leaves rollout_pool idle; add it, or leave trainer.placement.rollout_devices null.",
-        ),
-        (
-            [SPLIT, "trainer.placement.rollout_devices=2", f"{ON}=[critic_pool,rollout_pool]"],
-            "name each pool once, actor_rollout_ref_pool and at most one more.",
-        ),
-    ],
-)
-def test_pools_that_can_not_generate_are_an_error(overrides: list[str], message: str):
-    with pytest.raises(ConfigError) as caught:
-        role_to_pool(config("trainer.n_gpus_per_node=4", *overrides))
-    assert message in str(caught.value)
-
-
-def test_the_rollout_is_on_the_pools_that_the_config_names():
-    both = config("trainer.n_gpus_per_node=2", SPLIT, f"{ON}=[critic_pool,actor_rollout_ref_pool]")
-    assert role_to_pool(both) == {
-        "ActorRollout": "actor_rollout_ref_pool",
-        "Critic": "critic_pool",
-        "Rollout": "critic_pool",
-    }
-    apart = config("trainer.n_gpus_per_node=2", "trainer.placement.rollout_devices=1")
-    assert role_to_pool(apart) == {"Actor": "global_pool", "Critic": "global_pool", "Rollout": "rollout_pool"}
-    assert update_plans(apart)["actor"].devices == 1
-    assert "| actor, critic | rollout      |" in placement_picture(apart)
 
 
 def test_grpo_in_split_placement_builds_no_pool_for_the_critic_that_it_has_not():
@@ -197,7 +98,7 @@ def test_micro_batches_by_tokens_have_no_fixed_number():
     actor, critic = batch_table(config(*keys)).split("Update of the ")[1:]
     assert "5,000  per device, at most; as many responses as fit" in actor
     assert "micro-batches per device" not in actor
-    assert "32,768  per device, at most" in critic  # the critic follows the actor
+    assert "4,096  per device, at most" in critic  # it follows the actor, with a budget of its own
     rows = batch_table(config(*keys, "critic.use_dynamic_bsz=False")).split("Update of the ")[2]
     assert "micro-batches per device" in rows
 
@@ -221,3 +122,16 @@ def test_the_picture_has_a_box_for_every_node():
     assert "2 x 2 devices (cpu)" in picture
     assert picture.index("node 0") < picture.index("actor_rollout_ref_pool") < picture.index("node 1")
     assert picture.index("node 1") < picture.index("critic_pool")
+
+
+def test_the_rollout_is_on_the_pools_that_the_config_names():
+    both = config("trainer.n_gpus_per_node=2", SPLIT, f"{ON}=[critic_pool,actor_rollout_ref_pool]")
+    assert role_to_pool(both) == {
+        "ActorRollout": "actor_rollout_ref_pool",
+        "Critic": "critic_pool",
+        "Rollout": "critic_pool",
+    }
+    apart = config("trainer.n_gpus_per_node=2", "trainer.placement.rollout_devices=1")
+    assert role_to_pool(apart) == {"Actor": "global_pool", "Critic": "global_pool", "Rollout": "rollout_pool"}
+    assert update_plans(apart)["actor"].devices == 1
+    assert "| actor, critic | rollout      |" in placement_picture(apart)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from paceline.config.checks import validate
-from paceline.config.path_checks import table_problems
 from paceline.errors import ConfigError, DataError, PacelineError, UnknownDataSourceError
 from paceline.trainer import preflight
 from paceline.trainer.main_ppo import run_ppo
@@ -187,68 +182,15 @@ def test_more_devices_than_cores_are_worth_a_remark(
     assert "trainer.n_gpus_per_node=4 on a CPU are 4 processes, and this machine has 2 cores" in caplog.text
 
 
-def test_a_dry_run_reads_the_data_in_a_real_process_too(material: Path, tmp_path: Path) -> None:
+def test_a_dry_run_by_the_command_reads_the_data_too(
+    train_command: Callable[..., subprocess.CompletedProcess[str]], material: Path, tmp_path: Path
+) -> None:
     config = base_config(material, tmp_path / "run", trainer__dry_run=True)
     del config["custom_reward_function.path"]
     (tmp_path / "train.jsonl").write_text(json.dumps({**ROW, "data_source": "who/knows"}) + "\n")
     config["data.train_files"] = str(tmp_path / "train.jsonl")
-    command = [sys.executable, "-m", "paceline.trainer.main_ppo", *as_overrides(config)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = train_command(*as_overrides(config), cwd=tmp_path)
     assert done.returncode == 1
     assert "No scorer for data_source 'who/knows'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
-
-
-def as_nobody(act: Callable[[], str]) -> str:
-    """What `act` gives in a process of another user; root may write anywhere."""
-    if os.getuid() != 0:
-        pytest.skip("only root can become another user")
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            text = act()
-        except BaseException as error:
-            text = f"{type(error).__name__}: {error}"
-        os.write(writer, text.encode()[:60_000])
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    return text
-
-
-def test_a_folder_that_another_user_owns_is_told_to_a_normal_user(good_folder: Path) -> None:
-    def act() -> str:
-        config = {"trainer": {"default_local_dir": str(good_folder / "run")}}
-        try:
-            validate(config)
-        except ConfigError as error:
-            return "\n".join(error.problems)
-        return "nothing"
-
-    read_only = f"trainer.default_local_dir: {good_folder} can't be written by this user."
-    assert read_only in as_nobody(act)
-    good_folder.chmod(0o777)
-    assert "trainer.default_local_dir" not in as_nobody(act)
-    assert list(good_folder.iterdir()) == []
-
-
-def test_a_data_file_that_a_normal_user_may_not_read_is_told(good_folder: Path) -> None:
-    file = write_sums(good_folder / "train.parquet", 2)
-    file.chmod(0o600)
-    text = as_nobody(lambda: "\n".join(table_problems("data.train_files", str(file))))
-    assert text == f"data.train_files: {file} can't be read by this user. Change its permissions or set another file."
-
-
-@pytest.fixture
-def good_folder() -> Iterator[Path]:
-    """A folder that others may look into, which those of pytest are not."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)

@@ -12,7 +12,6 @@ import torch
 
 from paceline.config import ModelConfig
 from paceline.engine import get_engine
-from paceline.engine.inputs import aligned_call, padded_call
 from paceline.errors import ConfigError
 from tests.contract import engine_scenarios as scenarios
 from tests.tiny import make_tiny_model
@@ -88,17 +87,3 @@ def test_models_and_sizes_that_it_can_not_hold_are_refused(tmp_path: Path, setti
 def test_what_works_on_hugging_face_models_alone_is_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         get_engine("mine")(replace(scenarios.SPEC, **changes))
-
-
-@pytest.mark.parametrize("kind", ["causal_lm", "value", "sequence_classification"])
-def test_aligned_rows_begin_with_their_first_token_and_are_asked_the_same(kind: Any):
-    batch = scenarios.make_mini_batch().batch
-    aligned, padded = (call(batch, kind, torch.device("cpu")) for call in (aligned_call, padded_call))
-    assert torch.equal(aligned.tokens, padded.tokens)
-    input_ids = aligned.inputs["input_ids"]
-    assert torch.equal(input_ids.flatten()[aligned.places], padded.inputs["input_ids"].flatten()[padded.places])
-    for row, (num_prompt, _) in enumerate(scenarios.LENGTHS):
-        if row == scenarios.PADDING_ROW and kind != "sequence_classification":
-            continue  # Nothing is asked of it.
-        tokens = batch["input_ids"][row][batch["attention_mask"][row] == 1]
-        assert torch.equal(input_ids[row, :num_prompt], tokens[:num_prompt])

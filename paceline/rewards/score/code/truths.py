@@ -1,0 +1,366 @@
+"""The tests in a ground truth of code: read, and refused if they can't tell right programs from wrong ones.
+
+Nothing runs here; test code is only parsed.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import symtable
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Literal
+
+from paceline.errors import DataError
+
+__all__ = ["CodeTests", "Kind", "read_tests"]
+
+Kind = Literal["stdin", "calls", "assert"]
+
+LIBRARY_NAMES = {
+    "Counter": "collections", "defaultdict": "collections", "OrderedDict": "collections", "deque": "collections",
+    "namedtuple": "collections", "Decimal": "decimal", "Fraction": "fractions", "isclose": "math",
+    "List": "typing", "Dict": "typing", "Set": "typing", "Tuple": "typing", "Optional": "typing", "Any": "typing",
+}  # fmt: skip
+"""Names that a test means the library's by, also without an import, unless there is no other to be the program's."""
+COMMON_MODULES = (
+    "math", "cmath", "itertools", "functools", "operator", "statistics", "string", "re", "copy", "random", "heapq",
+    "bisect", "collections", "typing", "fractions", "decimal", "datetime", "time", "json",
+)  # fmt: skip
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+RUNS_DATA = {"pickle", "marshal", "shelve", "runpy", "code", "subprocess", "ctypes"}
+"""What would run a program's answer as code."""
+PARSING = (SyntaxError, ValueError, RecursionError, MemoryError)
+
+
+@dataclass(frozen=True)
+class CodeTests:
+    """What a program is tried on, and what is expected."""
+
+    kind: Kind
+    cases: Sequence[object]
+    """Texts to read; questions as `program_side` takes them; pieces of test code."""
+    expected: Sequence[object] = field(default_factory=list)
+    """As many as cases; nothing for assertions, which hold it themselves."""
+    names: list[str] = field(default_factory=list)
+    """Names in test code that are the program's."""
+    library: dict[str, str] = field(default_factory=dict)
+    """Names in test code that are the library's, and their modules."""
+
+
+def read_tests(ground_truth: object) -> CodeTests:
+    """The tests of a ground truth; a `DataError` says why there are none that could be used."""
+    try:
+        return _read(_plain(ground_truth))
+    except RecursionError:
+        raise DataError("The ground truth of code is nested too deep to be read.") from None
+
+
+def _read(value: object) -> CodeTests:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = {"asserts": value}
+    if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+        value = {"inputs": [item.get("input") for item in value], "outputs": [item.get("output") for item in value]}
+    elif isinstance(value, list):
+        value = {"asserts": value}
+    if not isinstance(value, dict):
+        raise DataError(f"The ground truth of code must be a dict with tests, or its JSON, not {str(value)[:80]!r}.")
+    fn_name = value.get("fn_name")
+    if value.get("asserts"):
+        return _read_asserts(json.dumps(value["asserts"], default=str), json.dumps(fn_name, default=str))
+    inputs = value.get("inputs", value.get("input"))
+    outputs = value.get("outputs", value.get("output"))
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or len(inputs) != len(outputs):
+        raise DataError(
+            f"The ground truth of code has {_count(inputs)} inputs and {_count(outputs)} outputs (keys: "
+            f"{', '.join(map(str, value)) or 'none'}). Give `inputs` and `outputs`, lists of one length, or `asserts`."
+        )
+    if not fn_name:
+        texts = [[_text(item, f"{name}[{n}]") for n, item in enumerate(items)]
+                 for name, items in (("inputs", inputs), ("outputs", outputs))]  # fmt: skip
+        return CodeTests("stdin", texts[0], texts[1])
+    if not all(isinstance(arguments, list) for arguments in inputs):
+        raise DataError(f"`inputs` of fn_name={fn_name!r} must be lists of arguments, such as [[1, 2], [3, 4]].")
+    try:
+        json.dumps([inputs, outputs])
+    except (TypeError, ValueError) as error:
+        raise DataError(f"`inputs` and `outputs` of fn_name={fn_name!r} must be what JSON can hold: {error}.") from None
+    return CodeTests("calls", [[None, str(fn_name), _encoded(arguments), {}] for arguments in inputs], outputs)
+
+
+def _plain(value: object) -> object:
+    """Lists for numpy arrays, which is how parquet columns arrive."""
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    if isinstance(value, list):
+        return "\n".join(_text(item, where) for item in value)
+    if value is None or not isinstance(value, str | int | float):
+        raise DataError(
+            f"The ground truth of code has {type(value).__name__} as {where}, which is no text. Give the text that is "
+            "read or printed, or `fn_name` if these are arguments and results of a function."
+        )
+    return str(value)
+
+
+def _encoded(value: object) -> object:
+    """JSON data in the form of `plain_data.encode`."""
+    if isinstance(value, list):
+        return [_encoded(item) for item in value]
+    if isinstance(value, dict):
+        return {"type": "dict", "value": [[str(key), _encoded(item)] for key, item in value.items()]}
+    if isinstance(value, int) and abs(value) >= 1 << 62:
+        return {"type": "int", "value": hex(value)}
+    return value
+
+
+def _count(values: object) -> int | str:
+    return len(values) if isinstance(values, list) else "no"
+
+
+# -- assertions -------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _read_asserts(asserts_json: str, fn_name_json: str) -> CodeTests:
+    """A string is cut at its assertions, each with the lines before it; a list is taken as it is."""
+    asserts, fn_name = json.loads(asserts_json), json.loads(fn_name_json)
+    if isinstance(asserts, str):
+        pieces = _cut(asserts)
+    else:
+        pieces = [str(item) for item in asserts] if isinstance(asserts, list) else []
+    pieces = [piece for piece in pieces if piece.strip()]
+    if not pieces:
+        raise DataError("The ground truth of code has `asserts`, but none in it. Give a string or a list of strings.")
+    cases = _with_assertions(pieces)
+    fn_names = [str(name) for name in (fn_name if isinstance(fn_name, list) else [fn_name]) if name]
+    names, library = _owners("\n".join(cases), fn_names)
+    return CodeTests("assert", cases, names=names, library=library)
+
+
+def _parsed(code: str) -> ast.Module:
+    try:
+        return ast.parse(code)
+    except PARSING as error:
+        raise DataError(f"An assertion of the ground truth is no Python: {error}: {code[:200]!r}.") from None
+
+
+def _cut(code: str) -> list[str]:
+    body = _parsed(code).body
+    lines = code.splitlines(keepends=True)
+    ends = sorted({node.end_lineno or 0 for node in body if isinstance(node, ast.Assert)})
+    if not ends or ends[-1] < (body[-1].end_lineno or 0):
+        ends = [*ends[:-1], len(lines)] if ends else [len(lines)]
+    return ["".join(lines[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _with_assertions(pieces: list[str]) -> list[str]:
+    """Pieces that can fail, each with those before it that can't."""
+    functions: dict[str, ast.AST] = {}
+    cases, waiting = [], ""
+    for piece in pieces:
+        tree = _parsed(piece)
+        functions.update({node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)})
+        waiting += piece if piece.endswith("\n") else f"{piece}\n"
+        if _can_fail(tree, functions):
+            cases.append(waiting)
+            waiting = ""
+    if not cases:
+        raise DataError(
+            f"The ground truth of code has no assertion that can fail, so every program would pass: "
+            f"{''.join(pieces)[:200]!r}. An assertion counts if it runs (a function with assertions has to be called) "
+            "and is no constant."
+        )
+    return [*cases[:-1], cases[-1] + waiting]
+
+
+def _can_fail(tree: ast.AST, functions: dict[str, ast.AST]) -> bool:
+    """Whether an assertion that is no constant runs, here or in a function that is used here."""
+    reached: set[str] = set()
+    waiting = [tree]
+    while waiting:
+        for node in _running(waiting.pop()):
+            if isinstance(node, ast.Raise) or (isinstance(node, ast.Assert) and not _is_constant(node.test)):
+                return True
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+            if name in functions and name not in reached:
+                reached.add(name)
+                waiting.append(functions[name])
+    return False
+
+
+def _running(top: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a piece of code, or of a function's body, without the functions that it defines."""
+    waiting = list(ast.iter_child_nodes(top))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            waiting.extend(ast.iter_child_nodes(node))
+
+
+def _is_constant(test: ast.expr) -> bool:
+    """Always true, such as `True`, or `(f(1) == 2, "message")`, a tuple that is not empty."""
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    return isinstance(test, ast.Tuple) or not any(isinstance(node, ast.Name) for node in ast.walk(test))
+
+
+# -- whose names ------------------------------------------------------------------------------------------------------
+
+
+def _owners(code: str, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Names that test code uses and does not define: those of the program, and those of the library with modules."""
+    tree = _parsed(code)
+    _refuse_running(tree)
+    free = _free_names(code, tree)
+    bases = {
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    }
+    library = {name: name for name in free & bases if name in sys.stdlib_module_names and name not in fn_names}
+    rest = free - set(library)
+    if fn_names:
+        program = rest & {*fn_names, "Solution"}
+        library.update({name: LIBRARY_NAMES[name] for name in rest - program if name in LIBRARY_NAMES})
+        strange = rest - program - set(library)
+    else:
+        program = rest if len(rest) == 1 else rest - set(LIBRARY_NAMES)
+        library.update({name: LIBRARY_NAMES[name] for name in rest - program})
+        strange = {name for name in program & bases if not name[:1].isupper()}
+        if len(program) > 1:
+            strange |= {name for name in program if name in _common_names()}
+    if strange:
+        raise DataError(
+            f"The tests in a ground truth of code use {_listed(strange)}, which they neither define nor import: "
+            f"{code[:200]!r}. Define it in the tests, or, if it is the program's, name it in `fn_name`."
+        )
+    if not program:
+        raise DataError(
+            f"The tests in a ground truth of code use no name of the program (fn_name: {_listed(fn_names) or 'none'}): "
+            f"{code[:200]!r}."
+        )
+    caught = [node.type for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler) and node.type is not None]
+    if own := {node.id for kind in caught for node in ast.walk(kind) if isinstance(node, ast.Name)} & program:
+        raise DataError(
+            f"The tests in a ground truth of code catch {_listed(own)}, a class of the program; exceptions arrive as "
+            "built-in ones. Catch the built-in class that it inherits from."
+        )
+    if not fn_names:
+        _refuse_helpers(tree, {name for name in program if not name[:1].isupper()})
+    return sorted(program), library
+
+
+def _refuse_running(tree: ast.AST) -> None:
+    """Raise if test code could run what a program answers."""
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} & (RUNS_TEXT | RUNS_DATA)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            modules = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            found |= {module for module in modules if module.partition(".")[0] in RUNS_DATA}
+    if found:
+        raise DataError(
+            f"The tests in a ground truth of code use {_listed(found)}, which could run an answer of the program as "
+            "code beside the verdict. Compare the answers themselves."
+        )
+
+
+def _free_names(code: str, tree: ast.AST) -> set[str]:
+    top = symtable.symtable(code, "test", "exec")
+    own = {symbol.get_name() for symbol in top.get_symbols() if symbol.is_assigned() or symbol.is_imported()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            if node.module not in COMMON_MODULES:
+                raise DataError(
+                    f"The tests in a ground truth of code import * from {node.module}. Name what they need."
+                )
+            own |= set(_public(node.module))
+    return {
+        symbol.get_name()
+        for table in _tables(top)
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or table is top)
+    } - own - set(vars(builtins))  # fmt: skip
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)
+
+
+def _public(module: str) -> list[str]:
+    found = importlib.import_module(module)
+    return list(getattr(found, "__all__", None) or [name for name in dir(found) if not name.startswith("_")])
+
+
+@cache
+def _common_names() -> frozenset[str]:
+    return frozenset(name for module in COMMON_MODULES for name in _public(module))
+
+
+def _refuse_helpers(tree: ast.Module, functions: set[str]) -> None:
+    """Raise if one function of the program judges another: what it is given, or compared with, is the other's."""
+    if len(functions) < 2:
+        return
+    defined = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    parameters = {argument.arg for function in defined for argument in function.args.args}
+    held: dict[str, set[str]] = {}
+
+    def results(node: ast.AST) -> set[str]:
+        """The functions whose results take part in a value."""
+        found = set()
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name):
+                found |= {inner.func.id} & (functions | parameters)
+            elif isinstance(inner, ast.Name):
+                found |= held.get(inner.id, set())
+        return found
+
+    for _ in range(3):  # a value may go through several variables
+        for target, value in _assignments(tree):
+            for node in ast.walk(target):
+                if isinstance(node, ast.Name):
+                    held.setdefault(node.id, set()).update(results(value))
+    for node in ast.walk(tree):
+        pair: set[str] = set()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions:
+            given = set[str]().union(*map(results, [*node.args, *(keyword.value for keyword in node.keywords)]))
+            pair = {node.func.id, *given} if given - {node.func.id} else set()
+        elif isinstance(node, ast.Compare):
+            sides = [found for side in (node.left, *node.comparators) if (found := results(side))]
+            pair = set[str]().union(*sides) if any(side != sides[0] for side in sides) else set()
+        if pair:
+            raise DataError(
+                f"A test in a ground truth of code lets functions judge each other, {_listed(pair)}, and does not "
+                f"define them: {ast.unparse(node)[:200]!r}. Define or import the helper in the tests, or, if the "
+                "program has to define them all, list them in `fn_name`."
+            )
+
+
+def _assignments(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            yield from ((target, node.value) for target in node.targets)
+        elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.NamedExpr) and node.value is not None:
+            yield node.target, node.value
+        elif isinstance(node, ast.For | ast.comprehension):
+            yield node.target, node.iter
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(names))

@@ -1,0 +1,76 @@
+"""The prompts of a run: datasets from the files of the configuration, checked for what will score them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from paceline.config import DataConfig, PPOConfig
+from paceline.data.custom_data import make_dataset, make_sampler
+from paceline.data.loader import PromptLoader, make_dataloader
+from paceline.errors import ConfigError
+from paceline.trainer.ppo.memory import validation_batch_size
+from paceline.trainer.ppo.placement import uses_reward_model
+from paceline.trainer.ppo.scoring import check_scorable
+
+
+def make_train_loader(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_fn: Any,
+    dataset: Any = None,
+    sampler: Iterable[int] | None = None,
+    *,
+    processor: Any = None,
+    collate: Callable[[Any], Any] | None = None,
+) -> PromptLoader:
+    """Batches of training prompts, of `dataset` or of data.train_files, in the order of `sampler` or data.sampler."""
+    data = _data_config(config)
+    if sampler is not None and config.trainer.schedule.name != "sync":
+        raise ConfigError(
+            "train_sampler wants trainer.schedule.name=sync: prompts drawn ahead could not be drawn again."
+        )
+    if dataset is None:
+        assert data.train_files is not None  # the configuration was checked
+        most = data.train_max_samples
+        dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, processor=processor)
+    check_scorable(reward_fn, dataset, data.reward_fn_key, has_model=uses_reward_model(config))
+    return make_dataloader(
+        dataset,
+        batch_size=data.train_batch_size,
+        shuffle=data.shuffle,
+        seed=config.trainer.seed if data.seed is None else data.seed,
+        drop_last=data.drop_last,
+        sampler=make_sampler(dataset, data) if sampler is None else sampler,
+        collate=collate,
+    )
+
+
+def make_val_loader(
+    config: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    reward_fn: Any,
+    dataset: Any = None,
+    *,
+    processor: Any = None,
+    collate: Callable[[Any], Any] | None = None,
+) -> PromptLoader | None:
+    """Batches of held-out prompts, of `dataset` or of data.val_files; None where there are none."""
+    data = _data_config(config)
+    if dataset is None and data.val_files:
+        most = data.val_max_samples
+        dataset = make_dataset(data.val_files, tokenizer, data, max_samples=most, processor=processor)
+    if dataset is None:
+        return None
+    by_model = uses_reward_model(config) and config.reward_model.validate
+    check_scorable(reward_fn, dataset, data.reward_fn_key, has_model=by_model, validation=True)
+    batch_size = data.val_batch_size or validation_batch_size(config)
+    return make_dataloader(dataset, batch_size=batch_size, shuffle=False, seed=config.trainer.seed, collate=collate)
+
+
+def _data_config(config: PPOConfig) -> DataConfig:
+    """A reward model may have to read the chat in a template of its own."""
+    return replace(config.data, return_raw_chat=True) if uses_reward_model(config) else config.data

@@ -1,0 +1,34 @@
+"""Which weights sampled which token, and how old they are when it trains."""
+
+from __future__ import annotations
+
+import torch
+
+from paceline.protocol import DataProto
+
+
+def with_versions(responses: DataProto, version: int) -> DataProto:
+    """The responses with a column `policy_versions`: all their tokens were sampled by weights of this version."""
+    versions = {"policy_versions": responses.batch["response_mask"].long() * version}
+    return responses.union(DataProto.from_dict(tensors=versions))
+
+
+def staleness_metrics(data: DataProto, version: int) -> dict[str, float]:
+    """How many updates lie between the weights that sampled a token and those that train on it, of this `version`.
+
+    Mean and maximum over tokens, and the share of the tokens of each age.
+    """
+    mask = data.batch["response_mask"].bool()
+    ages = (version - data.batch["policy_versions"])[mask]
+    if not len(ages):
+        return {}
+    found, counts = torch.unique(ages, return_counts=True)
+    shares = {
+        f"training/staleness/share_of_tokens/{age}": count / len(ages)
+        for age, count in zip(found.tolist(), counts.tolist(), strict=True)
+    }
+    return {
+        "training/staleness/mean": ages.double().mean().item(),
+        "training/staleness/max": float(ages.max()),
+        **shares,
+    }

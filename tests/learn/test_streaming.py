@@ -1,0 +1,200 @@
+"""Streaming in real runs in this process: equal to sync without staleness, bounded with it, exact about prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.catalog import ESTIMATORS
+from paceline.protocol import DataProto
+from paceline.trainer.ppo.step import Step
+from tests.in_process import build_in_process, train_in_process
+from tests.learn.test_runs_in_process import crash_in
+from tests.learn.test_schedules import APART, GROUPS, assert_exactly_once, ppo
+from tests.runs import base_config, make_material, read_metrics, results
+
+NO_MORE = "training/too_old_groups"
+STREAMED = [name for name, entry in ESTIMATORS.built_in.items() if not entry.needs_baseline]
+
+
+def streaming(max_staleness: int, **changes: Any) -> dict[str, Any]:
+    names = {"trainer__schedule__name": "streaming", "trainer__schedule__max_staleness": max_staleness}
+    return names | {f"trainer__schedule__{name}": value for name, value in changes.items()}
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_material(tmp_path_factory.mktemp("material"))
+
+
+@pytest.mark.parametrize("estimator", STREAMED)
+def test_streaming_without_staleness_is_sync(estimator: str, material: Path, tmp_path: Path) -> None:
+    changes = {"algorithm__adv_estimator": estimator, "trainer__total_training_steps": 4, "trainer__test_freq": 2}
+    if ESTIMATORS.built_in[estimator].needs_groups:
+        changes |= GROUPS
+    if ESTIMATORS.built_in[estimator].needs_components:
+        changes["algorithm__gdpo_reward_keys"] = ["score"]
+    for name, schedule in (("sync", {}), ("streaming", streaming(0))):
+        train_in_process(base_config(material, tmp_path / name, **changes, **schedule))
+    assert results(tmp_path / "streaming", NO_MORE) == results(tmp_path / "sync")
+
+
+def test_streaming_without_staleness_beside_the_training_is_sync(material: Path, tmp_path: Path) -> None:
+    changes = {"trainer__total_training_steps": 4, "trainer__test_freq": 2, **APART}
+    for name, schedule in (("sync", {}), ("streaming", streaming(0))):
+        train_in_process(base_config(material, tmp_path / name, **changes, **schedule))
+    assert results(tmp_path / "streaming", NO_MORE) == results(tmp_path / "sync")
+
+
+@pytest.mark.parametrize("on_update", ["continue", "restart", "finish"])
+@pytest.mark.parametrize("on_too_old", ["wait", "drop"])
+@pytest.mark.parametrize(
+    "placement", [pytest.param({}, marks=pytest.mark.slow, id="colocated"), pytest.param(APART, id="apart")]
+)
+def test_the_bound_holds_and_each_prompt_trains_once(
+    placement: dict[str, Any], on_too_old: str, on_update: str, material: Path, tmp_path: Path
+) -> None:
+    how = streaming(2, on_update=on_update, on_too_old=on_too_old)
+    train_in_process(ppo(material, tmp_path, **{**GROUPS, **how, **placement, "trainer__save_freq": -1}))
+    lines = read_metrics(tmp_path)[1:]
+    assert len(lines) == 7
+    assert max(line["training/staleness/max"] for line in lines) <= 2
+    assert_exactly_once(tmp_path)
+    if on_update == "finish":  # every response is of one version: the log-probs of the rollout are those of its weights
+        assert all(line["training/too_old_groups"] == 0 for line in lines) or on_too_old == "drop"
+
+
+def test_responses_that_go_on_across_updates_have_the_log_probs_of_their_versions(
+    material: Path, tmp_path: Path
+) -> None:
+    """At a learning rate of 0 all versions are the same weights: recomputed log-probs must be those of the rollout."""
+    still = {"actor_rollout_ref__actor__optim__lr": 0.0, "critic__optim__lr": 0.0, "trainer__save_freq": -1}
+    train_in_process(ppo(material, tmp_path, **{**GROUPS, **streaming(2, on_too_old="drop"), **still}))
+    assert max(line["training/rollout_probs_diff_max"] for line in read_metrics(tmp_path)[1:]) < 1e-5
+
+
+@pytest.mark.parametrize("on_too_old", ["wait", "drop"])
+@pytest.mark.parametrize("method", ["close", "update_actor", "checkpoints.finish"])
+def test_a_run_that_crashed_and_resumed_lost_nothing_and_repeated_nothing(
+    method: str, on_too_old: str, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ppo(material, tmp_path, **{**GROUPS, **streaming(2, on_too_old=on_too_old)})
+    crash_in(build_in_process(config), method, 4, monkeypatch)
+    train_in_process(config)
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(8))
+    assert_exactly_once(tmp_path)
+
+
+@pytest.mark.parametrize("names", [("streaming", "sync"), ("pipelined", "streaming")])
+def test_a_run_goes_on_in_another_schedule(
+    names: tuple[str, str], material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (ppo(material, tmp_path, **GROUPS, trainer__schedule__name=name) for name in names)
+    if names[1] == "sync":
+        second["trainer.schedule.max_staleness"] = 0
+    crash_in(build_in_process(first), "update_actor", 4, monkeypatch)
+    train_in_process(second)
+    assert_exactly_once(tmp_path)
+
+
+class Seen:
+    """The batches of a run, and the weights of each version."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.batches: list[DataProto] = []
+        self.weights: list[dict[str, torch.Tensor]] = []
+        self.trainer = build_in_process(config)
+        take, update = self.trainer.take_responses, self.trainer.update_actor
+        self.keep_weights()
+
+        def taking(step: Step) -> None:
+            take(step)
+            self.batches.append(step.batch)
+
+        def updating(step: Step) -> Any:
+            result = update(step)
+            self.keep_weights()
+            return result
+
+        self.trainer.take_responses, self.trainer.update_actor = taking, updating  # type: ignore[method-assign]
+        self.trainer.fit()
+
+    def keep_weights(self) -> None:
+        group: Any = self.trainer.actor_rollout_wg
+        state = group._workers[group.name].actor.module.state_dict()
+        self.weights.append({name: tensor.clone() for name, tensor in state.items()})
+
+    def num_spanning(self) -> int:
+        """Responses with tokens of several versions; they only rise."""
+        count = 0
+        for batch in self.batches:
+            for versions, mask in zip(batch.batch["policy_versions"], batch.batch["response_mask"].bool(), strict=True):
+                own = versions[mask].tolist()
+                assert own == sorted(own)
+                count += own[0] != own[-1]
+        return count
+
+
+@pytest.fixture(scope="module")
+def tails(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of which most responses are short and a few are long: one in eight of its tokens ends a response."""
+    folder = make_material(tmp_path_factory.mktemp("tails"))
+    path = folder / "model" / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
+    path.write_text(json.dumps(settings | {"eos_token_id": list(range(3, vocabulary, 8))}))
+    return folder
+
+
+LONG = {"data__max_response_length": 40, "trainer__save_freq": -1, "trainer__test_freq": -1, **GROUPS}
+
+
+@pytest.mark.parametrize("placement", [{}, APART], ids=["colocated", "apart"])
+def test_responses_go_on_across_updates_and_each_log_prob_is_of_the_version_that_it_carries(
+    placement: dict[str, Any], tails: Path, tmp_path: Path
+) -> None:
+    """With keys and values computed again. The slow way: each token's version, as a whole model over the whole text."""
+    seen = Seen(ppo(tails, tmp_path, **{**streaming(2, on_too_old="drop"), **LONG, **placement}))
+    model = AutoModelForCausalLM.from_pretrained(tails / "model").eval()
+    compared = 0
+    for batch in seen.batches:
+        columns = batch.batch
+        width = columns["responses"].shape[1]
+        for version in columns["policy_versions"][columns["response_mask"].bool()].unique().tolist():
+            model.load_state_dict(seen.weights[version])
+            with torch.no_grad():
+                logits = model(
+                    columns["input_ids"], attention_mask=columns["attention_mask"], position_ids=columns["position_ids"]
+                ).logits
+            log_probs = logits[:, -width - 1 : -1].log_softmax(-1)
+            expected = log_probs.gather(-1, columns["responses"][..., None])[..., 0]
+            own = (columns["policy_versions"] == version) & columns["response_mask"].bool()
+            torch.testing.assert_close(columns["rollout_log_probs"][own], expected[own], atol=1e-4, rtol=0)
+            compared += int(own.sum())
+    assert compared == sum(int(batch.batch["response_mask"].sum()) for batch in seen.batches)
+    assert seen.num_spanning() > 0 or placement, "beside the training it depends on time"
+
+
+@pytest.mark.parametrize("on_update", ["restart", "finish"])
+def test_no_response_spans_an_update_that_it_restarts_at_or_ends_before(
+    on_update: str, tails: Path, tmp_path: Path
+) -> None:
+    seen = Seen(ppo(tails, tmp_path, **{**streaming(2, on_update=on_update, on_too_old="drop"), **LONG}))
+    assert seen.num_spanning() == 0
+
+
+def test_groups_that_are_too_old_are_sampled_anew_and_counted(tails: Path, tmp_path: Path) -> None:
+    config = ppo(tails, tmp_path, **{**streaming(1, on_too_old="drop"), **LONG})
+    train_in_process(config)
+    assert sum(line[NO_MORE] for line in read_metrics(tmp_path)[1:]) > 0
+    assert_exactly_once(tmp_path)
+
+
+def test_kept_keys_and_values_are_a_choice(tails: Path, tmp_path: Path) -> None:
+    train_in_process(ppo(tails, tmp_path, **{**streaming(2, kv_cache="keep"), **LONG, **APART}))
+    assert max(line["training/staleness/max"] for line in read_metrics(tmp_path)[1:]) <= 2

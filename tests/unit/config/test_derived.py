@@ -1,0 +1,141 @@
+"""Devices are divided into pools, and what the sections leave open follows from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.config.derived import actor_goes_by_tokens, backend_for, critic_config, reward_model_config, with_backends
+from paceline.config.load import load_config
+from paceline.errors import ConfigError
+from paceline.trainer.ppo.placement import (
+    idle_devices,
+    plan_pools,
+    role_to_pool,
+)
+from tests.stand_ins import config_with as config
+
+SPLIT = "trainer.placement.name=split"
+ON = "trainer.placement.rollout_on"
+GRPO = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pools"),
+    [
+        (["trainer.n_gpus_per_node=4"], {"global_pool": [4]}),
+        (["trainer.n_gpus_per_node=4", "trainer.nnodes=2"], {"global_pool": [4, 4]}),
+        (["trainer.n_gpus_per_node=4", SPLIT], {"actor_rollout_ref_pool": [2], "critic_pool": [2]}),
+        (["trainer.nnodes=2", "trainer.n_gpus_per_node=4", SPLIT], {"actor_rollout_ref_pool": [4], "critic_pool": [4]}),
+        (["trainer.nnodes=4", SPLIT], {"actor_rollout_ref_pool": [1, 1], "critic_pool": [1, 1]}),
+        (
+            ["trainer.n_gpus_per_node=5", SPLIT, "trainer.placement.critic_devices=2"],
+            {"actor_rollout_ref_pool": [3], "critic_pool": [2]},
+        ),
+        (
+            ["trainer.nnodes=3", "trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.critic_devices=1"],
+            {"actor_rollout_ref_pool": [2, 2], "critic_pool": [2]},
+        ),
+        (
+            ["trainer.n_gpus_per_node=4", "trainer.placement.rollout_devices=1"],
+            {"global_pool": [3], "rollout_pool": [1]},
+        ),
+        (
+            ["trainer.nnodes=4", "trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.rollout_devices=2"],
+            {"actor_rollout_ref_pool": [2], "critic_pool": [2], "rollout_pool": [2, 2]},
+        ),
+        (
+            ["trainer.n_gpus_per_node=4", SPLIT, *GRPO, f"{ON}=[actor_rollout_ref_pool,critic_pool]"],
+            {"actor_rollout_ref_pool": [2], "critic_pool": [2]},
+        ),
+    ],
+)
+def test_devices_are_divided_into_pools(overrides: list[str], pools: dict[str, Any]):
+    cfg = config(*overrides)
+    assert plan_pools(cfg) == pools
+    assert idle_devices(cfg) == 0
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [SPLIT],
+        ["trainer.n_gpus_per_node=3", SPLIT],
+        ["trainer.nnodes=3", "trainer.n_gpus_per_node=2", SPLIT],
+        ["trainer.n_gpus_per_node=4", SPLIT, "trainer.placement.critic_devices=4"],
+        ["trainer.placement.rollout_devices=1"],
+        ["trainer.n_gpus_per_node=2", SPLIT, "trainer.placement.rollout_devices=1"],
+        ["trainer.n_gpus_per_node=4", SPLIT, "trainer.placement.rollout_devices=1"],
+    ],
+)
+def test_what_does_not_divide_is_an_error(overrides: list[str]):
+    with pytest.raises(ConfigError):
+        plan_pools(config(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ([f"{ON}=[critic_pool]"], "names critic_pool, which this placement does not have. The pools are: global_pool."),
+        ([SPLIT, f"{ON}=[]"], "names no pool. The pools are: actor_rollout_ref_pool, critic_pool."),
+        ([SPLIT, f"{ON}=[critic_pool,critic_pool]"], "name each pool once"),
+        (
+            [f"{ON}=[global_pool]", "trainer.placement.rollout_devices=1"],
+            "leaves rollout_pool idle; add it, or leave trainer.placement.rollout_devices null.",
+        ),
+        (
+            [SPLIT, "trainer.placement.rollout_devices=2", f"{ON}=[critic_pool,rollout_pool]"],
+            "name each pool once, actor_rollout_ref_pool and at most one more.",
+        ),
+    ],
+)
+def test_pools_that_can_not_generate_are_an_error(overrides: list[str], message: str):
+    with pytest.raises(ConfigError) as caught:
+        role_to_pool(config("trainer.n_gpus_per_node=4", *overrides))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "actor", "critic"),
+    [
+        ({}, "local", "local"),
+        ({"n_gpus_per_node": 2}, "fsdp2", "fsdp2"),
+        ({"n_gpus_per_node": 2, "placement": {"name": "split"}}, "local", "local"),
+        ({"n_gpus_per_node": 3, "placement": {"name": "split", "critic_devices": 1}}, "fsdp2", "local"),
+        ({"n_gpus_per_node": 2, "placement": {"rollout_devices": 1}}, "local", "local"),
+        ({"nnodes": 2}, "fsdp2", "fsdp2"),
+    ],
+)
+def test_a_backend_that_is_not_named_is_local_on_one_device_and_fsdp2_on_more(
+    trainer: dict[str, Any], actor: str, critic: str
+) -> None:
+    cfg = with_backends(load_config({"trainer": trainer}))
+    found = (cfg.actor_rollout_ref.actor.strategy, cfg.critic.strategy, cfg.reward_model.strategy)
+    assert found == (actor, critic, critic)
+
+
+def test_a_backend_that_is_named_is_used() -> None:
+    assert [backend_for("fsdp", 1), backend_for("local", 2)] == ["fsdp", "local"]
+    cfg = with_backends(load_config({"critic": {"strategy": "fsdp2"}}))
+    assert (cfg.actor_rollout_ref.actor.strategy, cfg.critic.strategy) == ("local", "fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("actor", "critic", "expected"),
+    [
+        ({}, {}, (True, True)),
+        ({"ppo_micro_batch_size_per_gpu": 4}, {}, (False, False)),
+        ({"ppo_micro_batch_size_per_gpu": 4, "use_dynamic_bsz": True}, {}, (True, True)),
+        ({"use_dynamic_bsz": False}, {}, (False, False)),
+        ({}, {"ppo_micro_batch_size_per_gpu": 4}, (True, False)),
+        ({}, {"forward_micro_batch_size_per_gpu": 4}, (True, False)),
+        ({"use_dynamic_bsz": False}, {"use_dynamic_bsz": True}, (False, True)),
+    ],
+)
+def test_micro_batches_go_by_tokens_unless_their_rows_are_set(
+    actor: dict[str, Any], critic: dict[str, Any], expected: tuple[bool, bool]
+) -> None:
+    cfg = load_config({"actor_rollout_ref": {"actor": actor}, "critic": critic})
+    assert (actor_goes_by_tokens(cfg.actor_rollout_ref.actor), critic_config(cfg).use_dynamic_bsz) == expected
+    assert reward_model_config(cfg).use_dynamic_bsz == expected[0]

@@ -84,9 +84,9 @@ def made() -> dict[str, Any]:
 
 
 def as_param(backend: Backend) -> Any:
-    """What shards a model over a single rank is left to `make test-all`."""
-    alone = backend.num_ranks == 1 and backend.strategy != "local"
-    return pytest.param(backend, marks=pytest.mark.slow if alone else (), id=str(backend))
+    """What shards a model over a single rank, and FSDP1, is left to `make test-all`."""
+    is_left = backend.strategy == "fsdp" or (backend.num_ranks == 1 and backend.strategy != "local")
+    return pytest.param(backend, marks=pytest.mark.slow if is_left else (), id=str(backend))
 
 
 @pytest.fixture(scope="module", params=map(as_param, BACKENDS))

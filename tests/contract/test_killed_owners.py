@@ -22,7 +22,7 @@ if sys.argv[1] == "hang":
 """
 
 
-@pytest.mark.parametrize("end", ["exits", "hang"])
+@pytest.mark.parametrize("end", ["exits", pytest.param("hang", marks=pytest.mark.slow)])
 def test_no_process_is_left_behind_even_after_a_kill_in_the_middle(end):
     script = subprocess.Popen([sys.executable, "-c", SCRIPT, end], stdout=subprocess.PIPE, text=True)
     score, pid = script.stdout.readline().split()

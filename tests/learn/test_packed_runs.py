@@ -53,8 +53,13 @@ MISMATCH = ("training/rollout_", "rollout_corr/")
 
 @pytest.mark.parametrize(
     "changes",
-    [PACKED, BY_TOKENS, PACKED | BY_TOKENS, COMPUTED, TRUSTED],
-    ids=["packed", "tokens", "both", "computed", "trusted"],
+    [
+        pytest.param(PACKED, id="packed", marks=pytest.mark.slow),
+        pytest.param(BY_TOKENS, id="tokens", marks=pytest.mark.slow),
+        pytest.param(PACKED | BY_TOKENS, id="both"),
+        pytest.param(COMPUTED, id="computed", marks=pytest.mark.slow),
+        pytest.param(TRUSTED, id="trusted"),
+    ],
 )
 def test_a_run_gives_the_same_numbers(
     material: Path, plain: list[dict[str, Any]], tmp_path: Path, changes: dict[str, Any]

@@ -76,7 +76,7 @@ def crash_in(trainer: RayPPOTrainer, method: str, step: int, monkeypatch: pytest
 @pytest.mark.parametrize(
     "method", ["validate", "checkpoints.begin", "checkpoints.finish", "close", "score", "update_actor", "generate"]
 )
-@pytest.mark.parametrize("step", [3, 4])
+@pytest.mark.parametrize("step", [pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
     material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, step: int
 ) -> None:

@@ -51,7 +51,9 @@ def test_streaming_without_staleness_beside_the_training_is_sync(material: Path,
     assert results(tmp_path / "streaming", NO_MORE) == results(tmp_path / "sync")
 
 
-@pytest.mark.parametrize("on_update", ["continue", "restart", "finish"])
+@pytest.mark.parametrize(
+    "on_update", ["continue", *(pytest.param(choice, marks=pytest.mark.slow) for choice in ("restart", "finish"))]
+)
 @pytest.mark.parametrize("on_too_old", ["wait", "drop"])
 @pytest.mark.parametrize(
     "placement", [pytest.param({}, marks=pytest.mark.slow, id="colocated"), pytest.param(APART, id="apart")]
@@ -78,7 +80,7 @@ def test_responses_that_go_on_across_updates_have_the_log_probs_of_their_version
     assert max(line["training/rollout_probs_diff_max"] for line in read_metrics(tmp_path)[1:]) < 1e-5
 
 
-@pytest.mark.parametrize("on_too_old", ["wait", "drop"])
+@pytest.mark.parametrize("on_too_old", [pytest.param("wait", marks=pytest.mark.slow), "drop"])
 @pytest.mark.parametrize("method", ["close", "update_actor", "checkpoints.finish"])
 def test_a_run_that_crashed_and_resumed_lost_nothing_and_repeated_nothing(
     method: str, on_too_old: str, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

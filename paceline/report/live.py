@@ -102,6 +102,7 @@ class RunView:
             done, prompts = status["validation"]
             rows.append(("validation", f"{done}/{prompts} prompts  {progress_bar(done / max(prompts, 1))}"))
         rows += [(pool, method) for pool, method in sorted(status["running"].items())]
+        rows += queue_rows(status)
         score = values_of(lines, SCORE)
         if score:
             rows.append(("score", f"{score[-1]:.3f}  {sparkline(score)}"))
@@ -121,6 +122,19 @@ class RunView:
             left = (total - finished) * statistics.mean(seconds)
             rows.append(("left", f"about {duration(left)}"))
         return rows
+
+
+def queue_rows(status: Row) -> list[tuple[str, str]]:
+    """Of a run whose rollout is ahead of the training: what is ahead, and which side waits.
+
+    >>> queue_rows({"queue": {"sampling": 12, "ended": 4}, "waits": "training"})
+    [('queue', '12 prompts sampling, 4 prompts ended'), ('waiting', 'the training for responses')]
+    """
+    queue = ", ".join(f"{count} prompts {what}" for what, count in status.get("queue", {}).items())
+    waits = {"training": "the training for responses", "rollout": "the rollout for the training"}.get(
+        status.get("waits", ""), "" if "queue" not in status else "neither side"
+    )
+    return [(name, text) for name, text in (("queue", queue), ("waiting", waits)) if text]
 
 
 class MetricsTail:

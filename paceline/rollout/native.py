@@ -86,6 +86,13 @@ class NativeRollout(ModelRollout):
     def num_running(self) -> int:
         return self._generation.num_running if self._generation is not None else 0
 
+    @property
+    def not_begun(self) -> list[RequestId]:
+        ready = [response for response, _ in self._generation.ready] if self._generation is not None else []
+        return super().not_begun + [
+            response.request.id for response in ready if len(response.completion.token_ids) == 1
+        ]
+
     def withdraw(self, ids: list[RequestId]) -> dict[RequestId, Completion]:
         if self._generation is None:
             return {}

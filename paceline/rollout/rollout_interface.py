@@ -267,6 +267,13 @@ class RolloutEngine(ABC):
         return len(self._under_way) - self.num_running
 
     @property
+    def not_begun(self) -> list[RequestId]:
+        """Those that wait for a place, with no more to lose than a first token if another engine takes them over."""
+        if not self.num_waiting:
+            return []
+        return [name for name, request in self._under_way.items() if not self.num_sampled(request)]
+
+    @property
     @abstractmethod
     def num_running(self) -> int:
         """Requests that have a place: a step decodes them."""

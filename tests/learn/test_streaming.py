@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from paceline.catalog import ESTIMATORS
 from paceline.protocol import DataProto
+from paceline.report.page.read import summarize
+from paceline.report.timeline import read_events
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
@@ -200,3 +202,42 @@ def test_groups_that_are_too_old_are_sampled_anew_and_counted(tails: Path, tmp_p
 def test_kept_keys_and_values_are_a_choice(tails: Path, tmp_path: Path) -> None:
     train_in_process(ppo(tails, tmp_path, **{**streaming(2, kv_cache="keep"), **LONG, **APART}))
     assert max(line["training/staleness/max"] for line in read_metrics(tmp_path)[1:]) <= 2
+
+
+def test_admission_sampling_waiting_and_versions_are_in_the_records(tails: Path, tmp_path: Path) -> None:
+    """And responses are graded as they end, some groups while others of their step are sampled."""
+    trainer = build_in_process(ppo(tails, tmp_path, **{**streaming(1), **LONG, **APART}))
+    graded, queues, sides = [], [], []
+    ask, take = trainer.groups.reward.compute_reward, trainer.take_responses
+
+    def asking(batch: DataProto, **options: Any) -> Any:
+        graded.extend([] if options["validation"] else [len(batch)])
+        return ask(batch, **options)
+
+    def taking(step: Step) -> None:
+        take(step)
+        queues.append(trainer.rollouts.queue())
+        sides.append(trainer.log._sides({"rollout_pool": "idle", "global_pool": "update_actor"}))
+
+    trainer.groups.reward.compute_reward, trainer.take_responses = asking, taking  # type: ignore[attr-defined,method-assign]
+    trainer.fit()
+    lines = read_metrics(tmp_path)[1:]
+    rows = [2 * size for size in (8, 8, 4, 8, 8, 4, 8)]
+    assert sum(graded) == sum(rows)
+    assert len(graded) > len(rows), "as they end, and not step by step"
+    assert [queue["sampling"] + queue["ended"] for queue in queues] == [*(size // 2 for size in rows[1:]), 0]
+    assert sides[0] == {"queue": queues[0], "waits": "rollout"}
+    assert lines[0]["timing_s/gen"] > 0
+    assert all(line["timing_s/wait_for_responses"] >= 0 for line in lines)
+
+    events = read_events(tmp_path / "timeline.json")
+    by_name = {name: [event["args"] for event in events if event["name"] == name] for name in ("admit", "sample")}
+    assert sum(about["prompts"] for about in by_name["admit"]) == sum(rows) // 2
+    assert [about["version"] for about in by_name["admit"]] == list(range(6))
+    assert {about["pool"] for about in by_name["sample"]} == {"rollout_pool"}
+    assert {about["version"] for about in by_name["sample"]} <= set(range(8))
+    updates = [event["args"] for event in events if event["name"] in ("update_actor", "receive_weights")]
+    assert {about["version"] - about["step"] for about in updates if about["step"]} == {0}
+    assert not [event for event in events if event["name"] == "collect_finished"]
+    shown = dict(summarize(lines, {}, None))
+    assert "rollout" in shown["waited for the other"]

@@ -74,6 +74,9 @@ class RolloutsAhead:
     def before_new_weights(self) -> None:
         """Whoever samples now has begun before."""
 
+    def look_after(self) -> None:
+        """Calls of whole batches need nothing while the driver waits."""
+
     def new_weights(self) -> None:
         """An update of the actor was issued, with the weights for the rollout."""
         self.schedule.updated()
@@ -86,6 +89,14 @@ class RolloutsAhead:
     def num_prompts(self) -> int:
         """Drawn and not yet in the ledger, with those that the loader passed over before them."""
         return sum(step.num_prompts for step in (*self._taken.values(), *self._steps.values()))
+
+    def queue(self) -> dict[str, int] | None:
+        """How many prompts are ahead of the step that trains; None where none ever are. Another thread may ask."""
+        return (
+            {"ahead": sum(step.num_prompts for step in list(self._steps.values()))}
+            if self.schedule.max_staleness
+            else None
+        )
 
     def load(self, saved: Sequence[SavedRollout], folder: Path, *, step: int, version: int) -> None:
         """Go on after `step`, with the responses that a checkpoint has of later ones.

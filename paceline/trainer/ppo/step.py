@@ -47,6 +47,8 @@ class Step:
     version: int = 0
     """Of the weights that sample its responses."""
     responses: DataProtoFuture | None = None
+    graded: DataProtoFuture | None = None
+    """What the reward function said of them, where it was asked as they came."""
     greedy: DataProtoFuture | None = None
     """The most likely responses, where a baseline is made of them."""
     batch: DataProto = field(default_factory=DataProto)

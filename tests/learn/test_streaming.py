@@ -146,8 +146,11 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def tails(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of which most responses are short and a few are long: one in eight of its tokens ends a response."""
-    folder = make_material(tmp_path_factory.mktemp("tails"))
+    return end_early(make_material(tmp_path_factory.mktemp("tails")))
+
+
+def end_early(folder: Path) -> Path:
+    """Let most responses be short and a few long: one in eight of the model's tokens ends a response."""
     path = folder / "model" / "generation_config.json"
     settings = json.loads(path.read_text()) if path.exists() else {}
     vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
@@ -158,13 +161,9 @@ def tails(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LONG = {"data__max_response_length": 40, "trainer__save_freq": -1, "trainer__test_freq": -1, **GROUPS}
 
 
-@pytest.mark.parametrize("placement", [{}, APART], ids=["colocated", "apart"])
-def test_responses_go_on_across_updates_and_each_log_prob_is_of_the_version_that_it_carries(
-    placement: dict[str, Any], tails: Path, tmp_path: Path
-) -> None:
-    """With keys and values computed again. The slow way: each token's version, as a whole model over the whole text."""
-    seen = Seen(ppo(tails, tmp_path, **{**streaming(2, on_too_old="drop"), **LONG, **placement}))
-    model = AutoModelForCausalLM.from_pretrained(tails / "model").eval()
+def assert_log_probs_of_their_versions(seen: Seen, material: Path) -> None:
+    """The slow way: each token's version, as a whole model over the whole text."""
+    model = AutoModelForCausalLM.from_pretrained(material / "model").eval()
     compared = 0
     for batch in seen.batches:
         columns = batch.batch
@@ -181,6 +180,15 @@ def test_responses_go_on_across_updates_and_each_log_prob_is_of_the_version_that
             torch.testing.assert_close(columns["rollout_log_probs"][own], expected[own], atol=1e-4, rtol=0)
             compared += int(own.sum())
     assert compared == sum(int(batch.batch["response_mask"].sum()) for batch in seen.batches)
+
+
+@pytest.mark.parametrize("placement", [{}, APART], ids=["colocated", "apart"])
+def test_responses_go_on_across_updates_and_each_log_prob_is_of_the_version_that_it_carries(
+    placement: dict[str, Any], tails: Path, tmp_path: Path
+) -> None:
+    """With keys and values computed again."""
+    seen = Seen(ppo(tails, tmp_path, **{**streaming(2, on_too_old="drop"), **LONG, **placement}))
+    assert_log_probs_of_their_versions(seen, tails)
     assert seen.num_spanning() > 0 or placement, "beside the training it depends on time"
 
 

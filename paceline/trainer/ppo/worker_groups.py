@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import ActorConfig, CriticConfig, PPOConfig
-from paceline.config.derived import critic_config, reward_model_config, update_sizes
+from paceline.config.derived import critic_config, policy_config, reward_model_config, update_sizes
 from paceline.errors import ConfigError, ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
@@ -202,7 +202,7 @@ class WorkerGroups:
         config = self.config
         sections: dict[Enum, Any] = dict.fromkeys(
             (Role.Actor, Role.Rollout, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy),
-            config.actor_rollout_ref,
+            policy_config(config),
         )
         sections |= {Role.Critic: critic_config(config), Role.RewardModel: reward_model_config(config)}
         return RayClassWithInitArgs(

@@ -422,6 +422,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "trainer.schedule.on_update=finish has no part in trainer.schedule.name=",
     ),
     ({**STREAMING, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; set native or vllm."),
+    (
+        {
+            **STREAMING,
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.engine_kwargs.vllm": {"async_scheduling": True},
+        },
+        "so weights can't change between two; leave it out",
+    ),
     ({**STREAMING, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants greedy responses"),
     (
         {**STREAMING, "algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2, "algorithm.filter_groups.enable": True},

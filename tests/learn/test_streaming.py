@@ -17,7 +17,8 @@ from paceline.report.timeline import read_events
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
-from tests.learn.test_schedules import APART, GROUPS, assert_exactly_once, ppo
+from tests.learn.test_schedules import APART, GROUPS, Watch, assert_exactly_once, ppo
+from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import base_config, make_material, read_metrics, results
 
 NO_MORE = "training/too_old_groups"
@@ -249,3 +250,54 @@ def test_admission_sampling_waiting_and_versions_are_in_the_records(tails: Path,
     assert not [event for event in events if event["name"] == "collect_finished"]
     shown = dict(summarize(lines, {}, None))
     assert "rollout" in shown["waited for the other"]
+
+
+@pytest.mark.parametrize("placement", [{}, APART], ids=["colocated", "apart"])
+def test_validation_and_old_log_probs_are_of_the_newest_weights(
+    placement: dict[str, Any], tails: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While responses are under way: a validation never lacks the last update, and old log-probs have it, too."""
+    seen = Watch(monkeypatch)
+    changes = {**streaming(2, on_too_old="drop"), **LONG, **placement, "trainer__test_freq": 1}
+    train_in_process(ppo(tails, tmp_path, **{**changes, "trainer__total_training_steps": 4}))
+    weights = {0: seen.before[1], **seen.after}
+    assert len(set(weights.values())) == 5
+    assert seen.validated == weights
+    assert seen.old == seen.before == {step: weights[step - 1] for step in range(1, 5)}
+
+
+def test_the_warm_up_of_a_critic_makes_no_version(material: Path, tmp_path: Path) -> None:
+    train_in_process(ppo(material, tmp_path, **{**GROUPS, **streaming(1), "trainer__critic_warmup": 3}))
+    ages = [line["training/staleness/max"] for line in read_metrics(tmp_path)[1:]]
+    assert ages[:3] == [0, 0, 0]
+    assert max(ages) == 1
+    assert_exactly_once(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["continue", "restart", "finish"])
+@pytest.mark.parametrize("placement", [{}, APART], ids=["colocated", "apart"])
+def test_adapters_and_what_is_sampled_with_them(
+    placement: dict[str, Any], on_update: str, material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = {"actor_rollout_ref__model__lora_rank": 4, "actor_rollout_ref__actor__use_kl_loss": False}
+    config = ppo(material, tmp_path, **{**GROUPS, **streaming(2, on_update=on_update), **lora, **placement})
+    crash_in(build_in_process(config), "update_actor", 4, monkeypatch)
+    train_in_process(config)
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(8))
+    assert_exactly_once(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["pipelined", "streaming"])
+def test_a_reward_model_scores_stale_responses_as_those_of_sync(schedule: str, tmp_path: Path) -> None:
+    """Without staleness to the last bit; with it, the bound holds and each prompt trains once."""
+    mixed = make_mixed_material(tmp_path / "material")
+    how = {"trainer__total_training_steps": 3, **GROUPS}
+    train_in_process(mixed_config(mixed, tmp_path / "sync", **how))
+    for staleness in (0, 1):
+        keys = {"trainer__schedule__name": schedule, "trainer__schedule__max_staleness": staleness}
+        train_in_process(mixed_config(mixed, tmp_path / str(staleness), **how, **keys))
+        assert_exactly_once(tmp_path / str(staleness))
+    assert results(tmp_path / "0", NO_MORE) == results(tmp_path / "sync")
+    assert max(line["training/staleness/max"] for line in read_metrics(tmp_path / "1")[1:]) == 1

@@ -152,6 +152,7 @@ class StreamedRollouts:
         requests that wait."""
         if self._keys and self.pool.is_beside:
             self._take_in(self.pool.poll(0))
+            self._finish_complete()
 
     def _take_in(self, rows: Sequence[DataProto]) -> None:
         complete = []
@@ -247,6 +248,7 @@ class StreamedRollouts:
 
     def snapshot(self) -> StreamSnapshot:
         """What a checkpoint of this moment holds."""
+        self._finish_complete()
         groups = self.schedule.groups
         draws: list[SavedRollout] = []
         finished: dict[int, DataProto] = {}

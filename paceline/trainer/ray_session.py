@@ -27,7 +27,7 @@ from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
 from paceline.run_folder import LOGS_FOLDER
 from paceline.text import nearest
-from paceline.trainer.constants_ppo import merged_runtime_env
+from paceline.trainer.constants_ppo import merged_runtime_env, without_those_of_the_job
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +221,7 @@ def start_ray(cfg: PPOConfig) -> bool:
             problems.append(f"ray_kwargs.ray_init.{name} is no argument of ray.init{hint}")
     if problems:
         raise ConfigError(problems)
-    runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
+    runtime_env = _runtime_env(cfg, without_those_of_the_job(ray_init.pop("runtime_env", None) or {}))
     ray_init = {
         "include_dashboard": False,
         "logging_level": logging.WARNING,

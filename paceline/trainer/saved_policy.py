@@ -24,6 +24,7 @@ from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import ADAPTER_CONFIG
 from paceline.errors import ConfigError, DataError
+from paceline.external import import_external
 from paceline.protocol import DataProto
 from paceline.redaction import MASK
 from paceline.report.dumps import generation_rows
@@ -259,7 +260,12 @@ def _config_of(run_dir: Path) -> PPOConfig:
         if key.startswith(SECRETS_OF_SCORES)
     )
     unread = (text for key, text in reading.problems.items() if key.startswith(SECRETS_OF_SCORES))
-    if wrong := [*hidden, *unread]:
+    wrong = [*hidden, *unread]
+    try:  # what it registers scores, and may sample
+        import_external(reading.cfg.actor_rollout_ref.model.external_lib)
+    except ConfigError as error:
+        wrong += [f"{saved}: {problem}" for problem in error.problems]
+    if wrong:
         raise ConfigError(wrong)
     return reading.cfg
 

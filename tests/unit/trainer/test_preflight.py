@@ -56,6 +56,15 @@ def test_good_data_give_a_plan(material: Path, capsys: pytest.CaptureFixture[str
     assert "responses per optimizer step" in capsys.readouterr().out
 
 
+def test_the_split_example_looks_at_its_data_too(material: Path, tmp_path: Path) -> None:
+    from examples.split_placement.main_ppo_split import SplitTaskRunner
+
+    file = rows_file(tmp_path / "odd.parquet", {"prompt": 3})
+    config = base_config(material, tmp_path / "run", trainer__dry_run=True, data__train_files=file)
+    with pytest.raises(DataError, match=r"odd\.parquet"):
+        run_ppo(as_omegaconf(config), SplitTaskRunner)
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "message"),
     [

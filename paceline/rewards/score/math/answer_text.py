@@ -15,6 +15,7 @@ __all__ = [
     "base_numeral",
     "clean",
     "is_name",
+    "leaves_open",
     "number",
     "plain",
     "split_items",
@@ -57,6 +58,7 @@ def clean(answer: str) -> str:
     text = re.sub(r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}", text)
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?", "", text)
+    text = re.sub(r"\\not\s*=|\\neq(?![a-zA-Z])", r"\\ne ", text)
     text = text.replace("^{\\circ}", "^\\circ").replace("\\degree", "^\\circ")
     text = text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}").replace("\\percent", "\\%")
     text = re.sub(r"\\[lc]?dots[bcimo]?(?![a-z])|\.\.\.+", r"\\ldots ", text)
@@ -111,6 +113,41 @@ def number(text: str) -> Fraction | None:
         return None
     value = Fraction(int(fraction[2]), int(fraction[3]))
     return -value if fraction[1] else value
+
+
+_FUNCTION = re.compile(
+    r"\\(sum|prod|o?i{1,3}nt|lim|[dt]?binom|gcd|lcm|max|min|log|ln|lg|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|det|[lr]floor"
+    r"|[lr]ceil|[bp]?mod|[lr]?vert|operatorname\{\w+\})(?![a-zA-Z])|(!)|(\|[^|]+\|)"
+)
+_ARITHMETIC = re.compile(
+    r"\\sqrt|(?<=[\w)}\]])[-+]|(?:\\(?:cdot|times|ast)|\*)(?!10\^)|\\div|(?<=[\d)}])\(|(?<!(?<![\d.])10)\^"
+)
+
+
+def leaves_open(gold: str, answer: str) -> bool:
+    r"""Whether an answer leaves to the grader what the question may have asked for: a function that the right answer
+    does not have, or arithmetic where that is a number. Then the formula of the question would be right in a box.
+
+    >>> leaves_open("75", r"\sqrt{5625}"), leaves_open(r"\frac12", r"\sin 30^\circ"), leaves_open("3000", r"3\cdot10^3")
+    (True, True, False)
+    """
+    gold, answer = split_unit(gold)[0], split_unit(answer)[0]
+    if _functions(answer) - _functions(gold):
+        return True
+    return number(plain(without_percent(gold) or gold)) is not None and bool(_ARITHMETIC.search(plain(answer)))
+
+
+def _functions(text: str) -> set[str]:
+    return {_kind(*match.groups(default="")) for match in _FUNCTION.finditer(text)}
+
+
+def _kind(name: str, factorial: str, absolute: str) -> str:
+    """The logarithms are one kind, and so are the trigonometric functions."""
+    if factorial or absolute or "vert" in name:
+        return factorial or "absolute"
+    if name in ("log", "ln", "lg"):
+        return "log"
+    return "angle" if re.search("sin|cos|tan|cot|sec|csc", name) else name
 
 
 _AND = r"\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])"
@@ -202,16 +239,20 @@ _SHORT_UNITS = {
 _LONG_UNITS = {*_SHORT_UNITS.values(), "day", "week", "month", "year", "gallon", "acre", "euro"}
 _PARTS_OF_UNITS = {"per", "of", "a", "an", "the", "units", "unit"}
 _OTHER_WORDS = """
-    or and not no nor but either neither maybe perhaps if unless except otherwise than more less least most about
-    approximately roughly nearly almost between from to over under by with without plus minus times divided multiplied
-    squared cubed root power factorial choose mod modulo log percent hundred thousand million billion trillion dozen
-    dozens score half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths tenth tenths zero
-    one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
-    ninety base am pm true false wrong right correct incorrect is are was equals equal answer point infinity pi pairs
-    pair below above negative positive remainder
+    or and not no nor but either neither maybe perhaps if unless except otherwise instead rather versus alternatively
+    than more less least most about approximately roughly nearly almost between from to over under by with without plus
+    minus times divided multiplied squared cubed root power factorial choose mod modulo log percent half halves double
+    twice triple inverse negated base am pm true false wrong right correct incorrect is are was equals equal answer
+    point infinity pi pairs pair below above negative positive remainder hexadecimal octal binary
 """
 _NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words that change a quantity or offer another one."""
+_NUMBER_WORD = re.compile(
+    r"(?:(?:zero|one|two|three|third|four|fif|five|six|seven|eigh|eight|nin|nine|ten|eleven|twel(?:ve|f)|hundred|thousand"
+    r"|[a-z]{1,6}illion|dozen|gross|score|lakh|crore|quarter|(?:thir|four|fif|six|seven|eigh|nine)teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie))(?:th|e?th)?s?)+"
+)
+"""So do these, with their plurals, shares and compounds."""
 
 
 def split_unit(text: str) -> tuple[str, frozenset[str]]:
@@ -247,6 +288,8 @@ def _are_unit(words: list[str], in_text: bool) -> bool:
     for word in words:
         if word in _SHORT_UNITS or word in _PARTS_OF_UNITS:
             continue
-        if not word.isalpha() or len(word) < (3 if in_text else 4) or word in _NO_UNITS:
+        if not word.isalpha() or len(word) < (3 if in_text else 4):
+            return False
+        if word in _NO_UNITS or _NUMBER_WORD.fullmatch(word):
             return False
     return in_text or len(words[0]) > 1  # 12 m may be a product

@@ -25,7 +25,7 @@ def make_dataset(
     data: DataConfig,
     *,
     max_samples: int,
-    processor: Any = None,
+    processor: object = None,
 ) -> Any:
     """The prompts of `files`: an RLHFDataset, or one of the class that data.custom_cls names.
 
@@ -74,7 +74,7 @@ def load_class(path_key: str, path: str, name_key: str, name: str | None) -> Any
     return getattr(module, name)
 
 
-def _called(cls: Any, key: str, offered: dict[str, Any]) -> Any:
+def _called(cls: Any, key: str, offered: dict[str, object]) -> Any:
     """An object of the class, made by keyword with what it takes of `offered`."""
     parameters = inspect.signature(cls).parameters.values()
     taken = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import psutil
 
@@ -23,9 +23,15 @@ from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorClass, ActorHandle
+
     from paceline.single_controller.ray.heartbeat import Place
 
 logger = logging.getLogger(__name__)
+
+TaskRunnerClass: TypeAlias = "type | ActorClass"
+"""Also one that its author made an actor of."""
 
 NODE_SECONDS = 300.0
 """How long a restart waits for nodes, if what is left of the cluster is too small."""
@@ -68,7 +74,7 @@ def _first_session(cfg: PPOConfig) -> RaySession:
     raise AssertionError("a last attempt returns or raises")
 
 
-def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def run_with_restarts(task_runner_class: TaskRunnerClass, session: RaySession, cfg: PPOConfig) -> None:
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
@@ -122,7 +128,7 @@ def _resuming(cfg: PPOConfig) -> PPOConfig:
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
 
 
-def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def _run_when_it_fits(task_runner_class: TaskRunnerClass, session: RaySession, cfg: PPOConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
     reported = False
@@ -138,7 +144,7 @@ def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfi
             time.sleep(NODE_POLL_SECONDS)
 
 
-def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def _run_to_end(task_runner_class: TaskRunnerClass, session: RaySession, cfg: PPOConfig) -> None:
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass
@@ -182,7 +188,7 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
 class _Watcher:
     """Waits for the run, as long as its process beats and Ray's own processes are there."""
 
-    def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
+    def __init__(self, session: RaySession, runner: ActorHandle, heartbeat_timeout_seconds: float) -> None:
         from paceline.single_controller.ray.heartbeat import beat_and_locate
         from paceline.single_controller.ray.watch import Process, Pulse
 
@@ -204,7 +210,7 @@ class _Watcher:
                 self._process.location = ray.get(self._located, timeout=0)
         return self._process.location
 
-    def wait(self, running: Any) -> None:
+    def wait(self, running: ObjectRef) -> None:
         import ray
 
         while not ray.wait([running], timeout=POLL_SECONDS)[0]:
@@ -217,7 +223,7 @@ class _Watcher:
         ray.get(running)
 
 
-def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
+def _end_run(session: RaySession, runner: ActorHandle, place: Place | None) -> None:
     """End the actor and with it the whole run, in a time with an end; a Ray of the run's own ends with it."""
     import ray
     from ray.exceptions import RayError
@@ -237,7 +243,7 @@ def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
         kill_processes([process])
 
 
-def _forget(runner: Any) -> None:
+def _forget(runner: ActorHandle) -> None:
     """Remove what Ray keeps of the actor: its heartbeat, and its placement groups until the whole job ends."""
     from paceline.single_controller.ray.heartbeat import forget_beats
 

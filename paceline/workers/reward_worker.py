@@ -13,8 +13,9 @@ from paceline.errors import RewardError
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
 
-RewardFn = Callable[..., dict[str, Any]]
-"""Called `(data, return_dict=True)`; gives `reward_tensor` (batch, response) and maybe `reward_extra_info`."""
+RewardFn = Callable[..., object]
+"""Called `(data, return_dict=True)`; is to give `reward_tensor` (batch, response) and maybe `reward_extra_info`. It may
+be the user's, so what it gives is checked."""
 
 EXTRA_INFO = "reward_extra_info"
 

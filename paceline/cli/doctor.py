@@ -1,6 +1,6 @@
 """`paceline doctor`: what this machine can run, and the command that brings what it lacks.
 
-Each check imports the packages that it needs by itself: one that is missing is a finding, and not the end of the others.
+Each check imports the packages that it needs by itself, so that one that is missing does not end the others.
 """
 
 from __future__ import annotations

@@ -288,6 +288,10 @@ class RolloutEngine(ABC):
         finally:
             self._is_decoding = False
 
+    def preparing(self) -> AbstractContextManager[None]:
+        """What an engine changes around steps: see `decoding`."""
+        return nullcontext()
+
     @abstractmethod
     def sleep(self) -> None:
         """Give back the memory that only sampling needs, until `wake`."""
@@ -297,10 +301,6 @@ class RolloutEngine(ABC):
         """Be ready for `step` again."""
 
     # For engines
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """What an engine changes around steps: see `decoding`."""
-        return nullcontext()
 
     @abstractmethod
     def admit(self, requests: list[Request]) -> None:

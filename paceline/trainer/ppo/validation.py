@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
-from paceline.data.rl_dataset import Batch
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.validation_metrics import CORE, validation_metrics
 from paceline.trainer.ppo.run_log import RunLog
@@ -16,7 +16,7 @@ from paceline.trainer.ppo.step import make_requests
 
 
 def validate(
-    prompts: Iterable[Batch],
+    prompts: Iterable[dict[str, Any]],
     generate: Callable[[DataProto], DataProtoFuture],
     score: Callable[[DataProto], DataProtoFuture],
     log: RunLog,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TaskRunnerClass: TypeAlias = "type | ActorClass"
-"""Also one that its author made an actor of."""
 
 NODE_SECONDS = 300.0
 """How long a restart waits for nodes, if what is left of the cluster is too small."""
@@ -74,7 +72,7 @@ def _first_session(cfg: PPOConfig) -> RaySession:
     raise AssertionError("a last attempt returns or raises")
 
 
-def run_with_restarts(task_runner_class: TaskRunnerClass, session: RaySession, cfg: PPOConfig) -> None:
+def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
@@ -128,7 +126,7 @@ def _resuming(cfg: PPOConfig) -> PPOConfig:
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
 
 
-def _run_when_it_fits(task_runner_class: TaskRunnerClass, session: RaySession, cfg: PPOConfig) -> None:
+def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
     reported = False
@@ -144,7 +142,7 @@ def _run_when_it_fits(task_runner_class: TaskRunnerClass, session: RaySession, c
             time.sleep(NODE_POLL_SECONDS)
 
 
-def _run_to_end(task_runner_class: TaskRunnerClass, session: RaySession, cfg: PPOConfig) -> None:
+def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass

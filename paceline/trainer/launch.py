@@ -24,12 +24,11 @@ from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_proces
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from ray.actor import ActorClass, ActorHandle
+    from ray.actor import ActorHandle
 
     from paceline.single_controller.ray.heartbeat import Place
 
 logger = logging.getLogger(__name__)
-
 
 NODE_SECONDS = 300.0
 """How long a restart waits for nodes, if what is left of the cluster is too small."""

@@ -32,7 +32,7 @@ RUNS_DATA = {"pickle", "marshal", "shelve", "runpy", "code", "subprocess", "ctyp
 
 
 def name_owners(code: str, tree: ast.Module, fn_names: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Names that test code, parsed as `tree`, uses and does not define: the program's, and the library's with modules."""
+    """Names that test code, parsed as `tree`, uses and does not define: the program's; the library's with modules."""
     _refuse_running(tree)
     free = _free_names(code, tree)
     bases = {

@@ -1,4 +1,4 @@
-"""What has to be true for an answer to be right, down to pairs of expressions, and the verdict that follows from theirs."""
+"""What has to be true for an answer to be right, down to pairs of expressions; and from their verdicts, its own."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class RolloutEngine(ABC):
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Enter it around several steps to save what each would do anew. The weights must not change inside.
+        """Enter it around several steps to save what each would do again. The weights must not change inside.
 
         Blocks may nest: the outermost counts.
         """

@@ -75,7 +75,7 @@ def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfi
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
-    the run's own is started anew, whichever process died: it may be one of Ray's.
+    the run's own is started again, whichever process died: it may be one of Ray's.
     """
     attempt, run = cfg, _run_to_end
     for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):

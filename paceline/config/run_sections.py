@@ -239,13 +239,13 @@ class ScheduleConfig:
     of at most max_staleness + 1 steps are under way. 0: the same as sync."""
     on_update: Literal["continue", "restart", "finish"] = "continue"
     """Of streaming, what new weights do to responses under way: continue: they go on with them; restart: they begin
-    again; finish: the weights wait until all have ended."""
+    anew; finish: the weights wait until all have ended."""
     kv_cache: Literal["recompute", "keep"] = "recompute"
     """Of streaming, what becomes of the keys and values of responses that go on. recompute: further log-probs are those
     of the new weights; keep: faster and less exact."""
     on_too_old: Literal["drop", "wait"] = "wait"
     """Of streaming. wait: a step takes prompts in their order, and waits for the slowest. drop: it takes those that
-    have ended first; a group that is too old by then is sampled again."""
+    have ended first; a group that is too old by then is sampled anew."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class TrainerConfig:
     max_critic_ckpt_to_keep: Annotated[Count | None, OnlyWith.CRITIC] = None
     """The same for the critic, >= 1; a checkpoint with neither is deleted."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
-    """auto: go on from the latest checkpoint in the run's folder; disable: start over;
+    """auto: go on from the latest checkpoint in the run's folder; disable: start anew;
     resume_path: go on from resume_from_path."""
     resume_from_path: LocalPath | None = None
     """Folder of one checkpoint (.../global_step_N), for resume_mode=resume_path."""

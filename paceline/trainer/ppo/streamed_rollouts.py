@@ -93,7 +93,7 @@ class StreamedRollouts:
             self._collect()
 
     def new_weights(self) -> None:
-        """They were issued: groups that are too old, or that restart, are sampled again by them."""
+        """They were issued: groups that are too old, or that restart, are sampled anew by them."""
         too_old = self.schedule.updated()
         self._num_renewed += len(too_old)
         restarting = self.schedule.unfinished if self._on_update == "restart" else []
@@ -211,7 +211,7 @@ class StreamedRollouts:
 
     def load(self, saved: Sequence[SavedRollout], folder: Path, *, step: int, version: int) -> None:
         """Go on after `step`, with the groups that a checkpoint has. One of another schedule has none that can be used
-        here: its prompts are sampled again."""
+        here: its prompts are sampled anew."""
         groups: dict[GroupKey, int | None] = {}
         for item in saved:
             number = item["step"]

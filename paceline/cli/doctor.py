@@ -78,7 +78,7 @@ def guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except Exception as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        yield Finding(name, "missing", f"could not be looked at: {type(error).__name__}: {error}")
+        yield Finding(name, "missing", f"could not be checked: {type(error).__name__}: {error}")
 
 
 def check_python() -> Iterator[Finding]:

@@ -83,7 +83,7 @@ def _called(cls: Any, key: str, offered: dict[str, object]) -> Any:
     needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if unknown := [name for name in needed if name not in offered]:
         raise ConfigError(
-            f"{key}={getattr(cls, '__name__', cls)} wants the argument {unknown[0]}. It is called with those of "
+            f"{key}={getattr(cls, '__name__', cls)} needs the argument {unknown[0]}. It is called with those of "
             f"{', '.join(offered)} that it takes; give others a default."
         )
     return cls(**{name: value for name, value in offered.items() if name in taken})

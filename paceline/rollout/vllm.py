@@ -309,7 +309,7 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
     asked = config.engine_kwargs.vllm
     problems = [
         f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name} "
-        + ("is set by the engine itself; leave it out." if name in OURS else "is no argument of vLLM's LLM.")
+        + ("is set by the engine itself; leave it out." if name in OURS else "is not an argument of vLLM's LLM.")
         for name in asked
         if name in OURS or name not in EngineArgs.__dataclass_fields__
     ]

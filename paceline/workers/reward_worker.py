@@ -65,9 +65,9 @@ def _check(rewards: Any, info: Any, data: DataProto) -> None:
     if lost.any():
         row, column = (int(number) for number in lost.nonzero()[0])
         raise RewardError(
-            f"the reward function gave {int(lost.sum())} rewards to places that are no tokens of a response, the first "
-            f"in row {row} at {column}, where the last token is at {int(mask[row].nonzero()[-1])}. They would be lost: "
-            "put the score of a response at its last token."
+            f"the reward function gave {int(lost.sum())} rewards to places that are not tokens of a response, "
+            f"the first in row {row} at {column}, where the last token is at {int(mask[row].nonzero()[-1])}. They "
+            "would be lost: put the score of a response at its last token."
         )
     lengths = {name: len(values) for name, values in info.items()}
     if any(length != len(data) for length in lengths.values()):

@@ -250,9 +250,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} can't be read ({error}).") from error
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {path.name} can't be read ({error}).") from error
     if not isinstance(state, dict) or type(state.get("global_step")) is not int:
-        raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} has no global_step.")
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {path.name} has no global_step.")
     return state
 
 

@@ -96,7 +96,7 @@ def _text(value: object, where: str) -> str:
         return "\n".join(_text(item, where) for item in value)
     if value is None or not isinstance(value, str | int | float):
         raise DataError(
-            f"The ground truth of code has {type(value).__name__} as {where}, which is no text. Give the text that is "
+            f"The ground truth of code has {type(value).__name__} as {where}, which is not text. Give the text that is "
             "read or printed, or `fn_name` if these are arguments and results of a function."
         )
     return str(value)

@@ -171,7 +171,7 @@ def _compare_equalities(gold: str, answer: str) -> Check:
 
 
 def _values(sides: list[str]) -> list[str]:
-    """The sides without the name of the answer; of names alone, the last. In `x^2 + 1 = x`, x is no name."""
+    """The sides without the name of the answer; of names alone, the last. In `x^2 + 1 = x`, x is not a name."""
     values = [side for side in sides if not is_name(side)]
     letters = re.sub(r"\\[a-zA-Z]+", "", " ".join(values))
     return [side for side in sides if side in values or (is_name(side) and side in letters)] or sides[-1:]

@@ -21,7 +21,7 @@ def without_secrets(tree: Mapping[str, object]) -> dict[str, Any]:
     return masked("", tree)
 
 
-def masked(key: str, value: object) -> object:
+def masked(key: str, value: object) -> Any:
     """The value of a key as it may be shown.
 
     Masked are values of users' own keys whose names look like secrets (`runtime_env.env_vars.WANDB_API_KEY`,

@@ -185,7 +185,7 @@ class Checkpoints:
         """
         state = read_state(folder)
         if lacking := [name for name in ("dataloader", "kl_ctrl") if not isinstance(state.get(name), dict)]:
-            raise CheckpointError(f"{folder} is not a complete checkpoint: {STATE} has no {' and no '.join(lacking)}.")
+            raise CheckpointError(f"{folder} is no complete checkpoint: {STATE} has no {' and no '.join(lacking)}.")
         position = self._data_files.position_after(state, self._dataloader.state_dict())
         groups = self._saved_groups()
         missing = [name for name in (ACTOR, CRITIC) if name in groups and not (folder / name).is_dir()]

@@ -23,9 +23,6 @@ from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
 
 if TYPE_CHECKING:
-    from ray import ObjectRef
-    from ray.actor import ActorHandle
-
     from paceline.single_controller.ray.heartbeat import Place
 
 logger = logging.getLogger(__name__)
@@ -75,7 +72,7 @@ def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfi
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
-    the run's own is started again, whichever process died: it may be one of Ray's.
+    the run's own is started anew, whichever process died: it may be one of Ray's.
     """
     attempt, run = cfg, _run_to_end
     for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
@@ -185,7 +182,7 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> 
 class _Watcher:
     """Waits for the run, as long as its process beats and Ray's own processes are there."""
 
-    def __init__(self, session: RaySession, runner: ActorHandle, heartbeat_timeout_seconds: float) -> None:
+    def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
         from paceline.single_controller.ray.heartbeat import beat_and_locate
         from paceline.single_controller.ray.watch import Process, Pulse
 
@@ -207,7 +204,7 @@ class _Watcher:
                 self._process.location = ray.get(self._located, timeout=0)
         return self._process.location
 
-    def wait(self, running: ObjectRef) -> None:
+    def wait(self, running: Any) -> None:
         import ray
 
         while not ray.wait([running], timeout=POLL_SECONDS)[0]:
@@ -220,7 +217,7 @@ class _Watcher:
         ray.get(running)
 
 
-def _end_run(session: RaySession, runner: ActorHandle, place: Place | None) -> None:
+def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
     """End the actor and with it the whole run, in a time with an end; a Ray of the run's own ends with it."""
     import ray
     from ray.exceptions import RayError
@@ -240,7 +237,7 @@ def _end_run(session: RaySession, runner: ActorHandle, place: Place | None) -> N
         kill_processes([process])
 
 
-def _forget(runner: ActorHandle) -> None:
+def _forget(runner: Any) -> None:
     """Remove what Ray keeps of the actor: its heartbeat, and its placement groups until the whole job ends."""
     from paceline.single_controller.ray.heartbeat import forget_beats
 

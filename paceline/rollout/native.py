@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,9 +72,12 @@ class NativeRollout(ModelRollout):
             if not self._under_way:
                 self._generation = None
 
-    def preparing(self) -> AbstractContextManager[None]:
-        if is_plain(self.model):
-            return nullcontext()
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        with super().preparing(), nullcontext() if is_plain(self.model) else self._attention_replaced():
+            yield
+
+    def _attention_replaced(self) -> AbstractContextManager[None]:
         attention = attention_name(self.model)
         return attention_replaced(self.model, GROUPED_SDPA if attention == "sdpa" else attention)
 

@@ -118,7 +118,7 @@ class SamplingThread:
         self._thread.join()
 
     def _run(self) -> None:
-        # Torch counts the threads of each thread anew, and vLLM's own check fails until it has been asked.
+        # Torch counts the threads of each thread separately, and vLLM's own check fails until it has been asked.
         torch.set_num_threads(self._num_threads)
         torch.get_num_threads()
         try:

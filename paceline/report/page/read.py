@@ -76,7 +76,7 @@ def read_run(folder: Path, name: str, limits: Limits) -> Row:
     """All that the page shows of a run."""
     if not (folder / METRICS_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         raise DataError(
-            f"{folder} is no folder of a run: {_instead(folder)}. "
+            f"{folder} is not a folder of a run: {_instead(folder)}. "
             "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
         )
     lines, unreadable = _metrics(folder / METRICS_FILE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from enum import Enum
@@ -17,6 +17,7 @@ from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
+from paceline.data.rl_dataset import Batch, Item
 from paceline.files import readable_storage_errors
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.ledger import LedgerFile
@@ -54,6 +55,7 @@ from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
 from paceline.trainer.ppo.worker_groups import WorkerGroups, check_roles
+from paceline.workers.reward_worker import RewardFn
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
 
@@ -106,13 +108,13 @@ class RayPPOTrainer(Phases, KnownNames):
         role_worker_mapping: Mapping[Enum, type],
         resource_pool_manager: ResourcePoolManager,
         ray_worker_group_cls: type[RayWorkerGroup] = RayWorkerGroup,
-        reward_fn: Any = None,
-        val_reward_fn: Any = None,
+        reward_fn: RewardFn | None = None,
+        val_reward_fn: RewardFn | None = None,
         *,
         train_dataset: Any = None,
         val_dataset: Any = None,
-        processor: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        processor: object = None,
+        collate_fn: Callable[[Sequence[Item]], Batch] | None = None,
         train_sampler: Iterable[int] | None = None,
         device_name: str | None = None,
     ) -> None:

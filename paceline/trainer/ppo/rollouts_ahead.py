@@ -109,7 +109,7 @@ class RolloutsAhead:
             if len(item.get("left", ())) < item.get("size", 0):
                 raise CheckpointError(
                     f"of the prompts of batch {item['step']} some have trained, and some have not: go on with "
-                    "trainer.schedule.name=streaming, or start anew with trainer.resume_mode=disable."
+                    "trainer.schedule.name=streaming, or start over with trainer.resume_mode=disable."
                 )
             ahead = draw_again(item, self._loader, self._draw)
             self._steps[ahead.number] = ahead
@@ -117,7 +117,7 @@ class RolloutsAhead:
                 ahead.version = sampled_by[ahead.number]
                 self._read(ahead, folder)
             else:
-                logger.warning("step %d is sampled anew: its responses would be too stale", ahead.number)
+                logger.warning("step %d is sampled again: its responses would be too stale", ahead.number)
 
     @staticmethod
     def _read(step: Step, folder: Path) -> None:

@@ -26,7 +26,9 @@ GRADED = ["prompts", "responses", "attention_mask", "response_mask"]
 """What a reward function gets, beside every non-tensor column."""
 
 
-def check_scorable(reward_fn: Any, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False) -> None:
+def check_scorable(
+    reward_fn: object, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False
+) -> None:
     """Raise now, not in the middle of a run, for an unknown data source or a ground truth that can't be used.
 
     A RewardManager that was made without weights is told of the model. A reward function or a dataset of the user's own

@@ -17,7 +17,6 @@ from paceline.rewards.score.math.answer_text import (
     base_numeral,
     clean,
     is_name,
-    leaves_open,
     number,
     plain,
     split_items,
@@ -52,8 +51,7 @@ MAX_ITEMS = 50
 """A list of more items, or a chain of more sides, is compared as a string."""
 
 
-def _compare(gold: str, answer: str, is_step: bool = False) -> Check:
-    """`is_step`: a side of a chain of equalities, another one of which is worked out."""
+def _compare(gold: str, answer: str) -> Check:
     if not answer:
         return not gold
     if plain(gold) == plain(answer) and not _is_same_digits_only(gold, answer):
@@ -70,7 +68,7 @@ def _compare(gold: str, answer: str, is_step: bool = False) -> Check:
     gold_brackets, answer_brackets = _bracketed(gold), _bracketed(answer)
     if gold_brackets and answer_brackets:
         return _compare_places(gold_brackets, answer_brackets)
-    return False if leaves_open(gold, answer) and not is_step else _compare_quantities(gold, answer)
+    return _compare_quantities(gold, answer)
 
 
 def _is_same_digits_only(gold: str, answer: str) -> bool:
@@ -158,7 +156,7 @@ def _compare_equalities(gold: str, answer: str) -> Check:
     if not all(gold_sides) or not all(answer_sides) or len(answer_sides) > MAX_ITEMS:
         return False
     if len(gold_sides) == 1:
-        return _compare_chain(gold, answer_sides)
+        return AllOf(tuple(_compare(gold, value) for value in _values(answer_sides)))
     names = [side for side in gold_sides if is_name(side) and not re.search("[-+*/]", side)]  # x + y = 0 is an equation
     gold_values = [side for side in gold_sides if side not in names] or gold_sides[-1:]
     is_equation = not names and any(re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", side)) for side in gold_sides)
@@ -166,16 +164,10 @@ def _compare_equalities(gold: str, answer: str) -> Check:
         return False if is_equation else AllOf(tuple(_compare(value, answer) for value in gold_values))
     answer_names = [side for side in answer_sides if is_name(side)]
     if names and answer_names and plain(names[0]) == plain(answer_names[0]):
-        return _compare_chain(gold_values[-1], answer_sides)
+        return AllOf(tuple(_compare(gold_values[-1], value) for value in _values(answer_sides)))
     if len(gold_sides) > 2 or len(answer_sides) > 2 or all(number(plain(side)) is not None for side in answer_sides):
         return False
     return Pair(gold, answer)
-
-
-def _compare_chain(gold: str, sides: list[str]) -> Check:
-    values = _values(sides)
-    is_worked_out = not all(leaves_open(gold, value) for value in values)
-    return AllOf(tuple(_compare(gold, value, is_worked_out) for value in values))
 
 
 def _values(sides: list[str]) -> list[str]:

@@ -29,7 +29,6 @@ from paceline.config.keys import known_keys, nearest_key
 from paceline.config.secrets import remember_secrets
 from paceline.errors import ConfigError
 from paceline.files import exists
-from paceline.text import meant
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -224,7 +223,8 @@ def _report_unknown(key: str, value: object, problems: Problems) -> None:
         for name, item in value.items():
             _report_unknown(f"{key}.{name}", item, problems)
         return
-    problems[key] = f"{key} is not a key{meant(nearest_key(key))}"
+    close = nearest_key(key)
+    problems[key] = f"{key} is not a key" + (f"; did you mean {close}?" if close else ".")
 
 
 class _MismatchError(Exception):

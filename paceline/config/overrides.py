@@ -16,7 +16,6 @@ from hydra.errors import HydraException
 from paceline.config.keys import is_known_key, known_keys, nearest_key
 from paceline.config.secrets import masked_command
 from paceline.errors import ConfigError
-from paceline.text import meant
 
 # Hydra's flags that are followed by a value of their own.
 _FLAGS_WITH_VALUE = {"--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd", "--package", "-p"}
@@ -135,6 +134,6 @@ def _for_hydra(argument: str, has_groups: bool) -> str:
     if override.is_delete():
         if not is_known_key(key):
             close = nearest_key(key)
-            raise ConfigError(f"~{key}: {key} is not a key{meant(close and f'~{close}')}")
+            raise ConfigError(f"~{key}: {key} is not a key" + (f"; did you mean ~{close}?" if close else "."))
         return argument
     return "++" + argument.lstrip("+")

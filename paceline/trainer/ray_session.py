@@ -26,7 +26,7 @@ from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
 from paceline.run_folder import LOGS_FOLDER
-from paceline.text import meant, nearest
+from paceline.text import nearest
 from paceline.trainer.constants_ppo import merged_runtime_env
 
 logger = logging.getLogger(__name__)
@@ -216,7 +216,8 @@ def start_ray(cfg: PPOConfig) -> bool:
     problems = []
     for name in ray_init:
         if name not in known and not name.startswith("_"):
-            hint = meant(nearest(name, known))
+            close = nearest(name, known)
+            hint = f"; did you mean {close}?" if close else "."
             problems.append(f"ray_kwargs.ray_init.{name} is not an argument of ray.init{hint}")
     if problems:
         raise ConfigError(problems)

@@ -86,7 +86,7 @@ def test_exports_and_what_was_not_understood_are_said() -> None:
     script = read_script("export A=1 B\nC=2\nexport C\nD=3 run ${!X} $Z\nwhile true; do x; done")
     assert script.exports == {"A": "1", "C": "2", "D": "3"}
     assert any("Z is not set in the script" in remark for remark in script.remarks)
-    assert any("loop is passed over" in remark for remark in script.remarks)
+    assert any("loop is skipped" in remark for remark in script.remarks)
     assert any("is not understood" in remark for remark in script.remarks)
 
 

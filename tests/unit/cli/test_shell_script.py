@@ -39,6 +39,7 @@ from paceline.cli.shell_script import read_script
         ('A=()\nrun "${A[@]}" x"${A[@]}" "${B:-}"', ["run", "x", ""]),
         ("run $1 ${2:-d} ${3:-d} $#", ["run", "one", "two", "words", "d", "2"]),
         ("a=1024\nb=$((a * 2 + 1))\nrun n=$((b / 2)) m=$(( (a+1) % 10 ))", ["run", "n=1024", "m=5"]),
+        ("run $((-7 / 2)) $((-7 % 2)) $((7 / -2)) $((7 % -2))", ["run", "-3", "-1", "-3", "1"]),
         ("run logger='[\"console\",\"wandb\"]'", ["run", 'logger=["console","wandb"]']),
         ("run files=\"['$HOME/a', '$HOME/b']\"", ["run", "files=['~/a', '~/b']"]),
         ("run a 2>&1 | tee log.txt", ["run", "a"]),

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -149,6 +150,12 @@ def test_only_the_task_runner_names_worker_classes():
         if name.rpartition(".")[2] in ("ActorRolloutRefWorker", "TrainingWorker")
     ]
     assert named == []
+
+
+def test_mypy_is_strict_on_the_ground_floor():
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["mypy"]
+    [strict] = [part for part in settings["overrides"] if part.get("warn_return_any")]
+    assert set(strict["module"]) == {f"paceline.{name}" for name in GROUND}
 
 
 HEAVY = ("ray", "torch", "transformers")

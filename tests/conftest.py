@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,14 @@ def cache_outside_the_home_folder(tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a small run reads, where a file has no other of its own."""
+    from tests.runs import make_material
+
+    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="session")

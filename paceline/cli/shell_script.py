@@ -2,7 +2,7 @@
 
 A small part of the shell's language: assignments, `export`, arrays, quotes, line continuations, comments, `${X:-y}` and
 its relatives, `$((a + b))` with whole numbers, `if`, `case`, functions. Nothing is executed: `$(command)` stays as it
-is written, loops are passed over, and what was not understood is said in `remarks`.
+is written, loops are skipped, and what was not understood is said in `remarks`.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class _Reader:
         elif keyword == "case":
             self.cases(inside)
         else:
-            self.remark(f"a `{keyword}` loop is passed over")
+            self.remark(f"a `{keyword}` loop is skipped")
 
     def branches(self, inside: list[Token]) -> None:
         """The first branch whose condition holds; what can't be decided counts as false."""

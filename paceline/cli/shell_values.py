@@ -8,13 +8,18 @@ import operator
 import re
 from collections.abc import Callable
 
+
+def _quotient(a: int, b: int) -> int:
+    """Towards 0, as a shell divides: -7 / 2 is -3."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Div: _quotient,
+    ast.Mod: lambda a, b: a - b * _quotient(a, b),
 }
 _LARGEST = 2**63
 

@@ -73,7 +73,7 @@ def sample_files(folder: Path) -> dict[int, Path]:
 
 
 def read_samples(path: Path) -> Iterator[Row]:
-    """The rows of one file; lines that can't be read are passed over."""
+    """The rows of one file; lines that can't be read are skipped."""
     for line in path.read_bytes().splitlines():
         if (row := read_line(line)) is not None:
             yield row

@@ -183,6 +183,7 @@ class _Watcher:
     """Waits for the run, as long as its process beats and Ray's own processes are there."""
 
     def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
+        from paceline.private_apis.ray_private import id_of_actor
         from paceline.single_controller.ray.heartbeat import beat_and_locate
         from paceline.single_controller.ray.watch import Process, Pulse
 
@@ -190,7 +191,7 @@ class _Watcher:
         self._limit = heartbeat_timeout_seconds
         # Of any class, also one of a user's that knows nothing of it: a process that does not beat counts as dead.
         self._located = runner.__ray_call__.remote(beat_and_locate)
-        self._process = Process(runner, 0, runner._actor_id.hex(), heartbeat_timeout_seconds)
+        self._process = Process(runner, 0, id_of_actor(runner), heartbeat_timeout_seconds)
         self._pulse = Pulse(self._process)
         self.stop = self._pulse.stop
 
@@ -239,9 +240,10 @@ def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
 
 def _forget(runner: Any) -> None:
     """Remove what Ray keeps of the actor: its heartbeat, and its placement groups until the whole job ends."""
+    from paceline.private_apis.ray_private import id_of_actor
     from paceline.single_controller.ray.heartbeat import forget_beats
 
-    actor_id = runner._actor_id.hex()
+    actor_id = id_of_actor(runner)
 
     def forget() -> None:
         _remove_reservations(actor_id)

@@ -23,12 +23,7 @@ from paceline.trainer.ppo.roles import Role
 from paceline.trainer.ppo.worker_groups import count_optimizer_steps
 from paceline.workers import engine_workers
 from tests.in_process import build_in_process, train_in_process
-from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
+from tests.runs import as_omegaconf, base_config, read_metrics, results
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,6 @@ def streaming(max_staleness: int, **changes: Any) -> dict[str, Any]:
     return names | {f"trainer__schedule__{name}": value for name, value in changes.items()}
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
-
-
 @pytest.mark.parametrize("estimator", STREAMED)
 def test_streaming_without_staleness_is_sync(estimator: str, material: Path, tmp_path: Path) -> None:
     changes = {"algorithm__adv_estimator": estimator, "trainer__total_training_steps": 4, "trainer__test_freq": 2}

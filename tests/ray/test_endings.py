@@ -15,15 +15,10 @@ import psutil
 import pytest
 
 from paceline.report.status import read_status
-from tests.runs import as_overrides, base_config, heed_ctrl_c, make_material, read_metrics
+from tests.runs import as_overrides, base_config, heed_ctrl_c, read_metrics
 
 PATIENCE_SECONDS = 300
 Start = Callable[..., subprocess.Popen]
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture

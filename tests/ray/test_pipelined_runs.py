@@ -16,7 +16,7 @@ from paceline.report.timeline import Span, read_events
 from paceline.trainer.main_ppo import run_ppo
 from tests.in_process import train_in_process
 from tests.learn.test_schedules import assert_exactly_once
-from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
+from tests.runs import as_omegaconf, base_config, read_metrics, results
 
 LAST_BITS = "training/rollout_probs_diff"  # a copy of the weights lies elsewhere in memory
 STEPS = 6
@@ -33,11 +33,6 @@ THREE_POOLS = {
     "trainer__placement__name": "split",
     "trainer__placement__rollout_devices": 1,
 }
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,6 +18,7 @@ from paceline.config.dialect.rule_kinds import Asked, Kind, Outcome, Refused, Ru
 from paceline.config.dialect.run_keys import RENAMED_SECTIONS, RUN_RULES
 from paceline.config.keys import is_known_key, known_keys, nearest_key
 from paceline.config.secrets import masked
+from paceline.text import meant
 
 __all__ = ["RULES", "Note", "Translation", "notes_text", "refused_choice", "rule_for", "translate"]
 
@@ -108,9 +109,7 @@ class _Pass:
             origin, value = self.waiting.pop(key)
             rule = rule_for(key)
             if rule is None:  # a new name that nobody knows: an old one with a mistake below it
-                close = nearest_key(key)
-                hint = f"; did you mean {close}?" if close else "."
-                self.result.problems[origin] = f"{origin} is not a key{hint}"
+                self.result.problems[origin] = f"{origin} is not a key{meant(nearest_key(key))}"
                 continue
             match = rule.regex.fullmatch(key)
             assert match is not None

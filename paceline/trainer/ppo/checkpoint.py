@@ -172,7 +172,7 @@ def _digests(paths: list[Path]) -> list[str]:
 def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
     """The newest complete checkpoint of a run, or None if it never saved one.
 
-    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError. Without `repair`
+    Damaged ones are skipped with a warning; if there are no others, that is a CheckpointError. Without `repair`
     nothing is renamed or deleted: the run may be going on.
     """
     if repair:
@@ -186,7 +186,7 @@ def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
             if not (folder / MANIFEST).exists():
                 logger.warning("%s has no %s, so its files can't be verified", folder, MANIFEST)
             return folder
-        logger.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
+        logger.warning("%s is damaged and skipped: %s", folder, "; ".join(problems))
         damage += problems
     pointer = checkpoints / LATEST
     if pointer.exists() and not damage:
@@ -216,7 +216,7 @@ def first_whole_part(folders: Sequence[Path], part: str) -> Path:
         problems = verify_checkpoint(folder, part=part)
         if not problems:
             if damage:
-                logger.warning("passed over, since damaged: %s; taking %s", "; ".join(damage), folder / part)
+                logger.warning("skipped, since damaged: %s; taking %s", "; ".join(damage), folder / part)
             return folder / part
         damage += problems
     where = folders[0] if len(folders) == 1 else folders[0].parent

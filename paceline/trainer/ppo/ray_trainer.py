@@ -136,7 +136,7 @@ class RayPPOTrainer(Phases, KnownNames):
         self.scoring = Scoring(self.cfg, getattr(reward_fn, "has_rule", None))
 
         self.data_files = DataFiles(self.cfg.data, has_own=train_dataset is None)
-        given = {"processor": processor, "collate": collate_fn}
+        given: dict[str, Any] = {"processor": processor, "collate": collate_fn}
         self.train_dataloader = make_train_loader(self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, **given)
         self.val_dataloader = make_val_loader(self.cfg, tokenizer, val_reward_fn, val_dataset, **given)
         trainer = self.cfg.trainer

@@ -15,16 +15,11 @@ import pytest
 from paceline.errors import ConfigError, DataError, PacelineError, UnknownDataSourceError
 from paceline.trainer import preflight
 from paceline.trainer.main_ppo import run_ppo
-from tests.runs import as_omegaconf, as_overrides, base_config, make_material, write_sums
+from tests.runs import as_omegaconf, as_overrides, base_config, write_sums
 from tests.tiny import make_tiny_model, make_tiny_tokenizer
 
 CHAT = [{"role": "user", "content": "1+1="}]
 ROW = {"prompt": CHAT, "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "2"}}
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from paceline.catalog import ESTIMATORS
 from paceline.protocol import DataProto
 from paceline.report.page.read import summarize
 from paceline.report.timeline import read_events
+from paceline.trainer.ppo import run_log
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
@@ -213,8 +214,11 @@ def test_kept_keys_and_values_are_a_choice(tails: Path, tmp_path: Path) -> None:
     assert max(line["training/staleness/max"] for line in read_metrics(tmp_path)[1:]) <= 2
 
 
-def test_admission_sampling_waiting_and_versions_are_in_the_records(tails: Path, tmp_path: Path) -> None:
+def test_admission_sampling_waiting_and_versions_are_in_the_records(
+    tails: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And responses are graded as they end, some groups while others of their step are sampled."""
+    monkeypatch.setattr(run_log, "COLLECT_SECONDS", 0.0)
     trainer = build_in_process(ppo(tails, tmp_path, **{**streaming(1), **LONG, **APART}))
     graded, queues, sides = [], [], []
     ask, take = trainer.groups.reward.compute_reward, trainer.take_responses
@@ -227,6 +231,11 @@ def test_admission_sampling_waiting_and_versions_are_in_the_records(tails: Path,
         take(step)
         queues.append(trainer.rollouts.queue())
         sides.append(trainer.log._sides({"rollout_pool": "idle", "global_pool": "update_actor"}))
+        trainer.log.follow()
+        newest = [
+            event["name"] for event in read_events(tmp_path / "timeline.json") if event["args"]["step"] == step.number
+        ]
+        assert "wait_for_responses" in newest, "in the middle of a step"
 
     trainer.groups.reward.compute_reward, trainer.take_responses = asking, taking  # type: ignore[attr-defined,method-assign]
     trainer.fit()

@@ -93,8 +93,6 @@ def test_streaming_on_three_pools_keeps_the_bound_and_trains_each_prompt_once(ma
     sampling = [event["args"] for event in events if event["name"] == "sample"]
     assert {args["pool"] for args in sampling} == {"rollout_pool"}
     assert {args["version"] for args in sampling} > {0, 1}
-    graded = [event for event in events if event["name"] == "compute_reward" and "validation" not in event["args"]]
-    assert len(graded) > STEPS, "groups are graded as they end"
 
 
 WITHOUT_STALENESS = {

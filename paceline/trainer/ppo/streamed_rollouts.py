@@ -102,8 +102,10 @@ class StreamedRollouts:
 
     def before_new_weights(self) -> None:
         """With on_update=finish, no response goes on with other weights than those that it began with."""
-        while self._on_update == "finish" and self.schedule.unfinished:
-            self._collect()
+        if self._on_update == "finish" and self.schedule.unfinished:
+            with self._phase(WAITING):
+                while self.schedule.unfinished:
+                    self._collect()
 
     def new_weights(self) -> None:
         """They were issued: groups that are too old, or that restart, are sampled anew by them."""

@@ -15,6 +15,7 @@ from paceline.protocol import DataProto
 from paceline.report.page.read import summarize
 from paceline.report.timeline import read_events
 from paceline.trainer.ppo import run_log
+from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
@@ -310,3 +311,29 @@ def test_a_reward_model_scores_stale_responses_as_those_of_sync(schedule: str, t
         assert_exactly_once(tmp_path / str(staleness))
     assert results(tmp_path / "0", NO_MORE) == results(tmp_path / "sync")
     assert max(line["training/staleness/max"] for line in read_metrics(tmp_path / "1")[1:]) == 1
+
+
+def test_what_a_step_waits_for_is_not_taken_by_a_look_after_the_requests(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks come from any wait for a call, also from that of `collect` itself."""
+    trainer = build_in_process(ppo(material, tmp_path, **{**GROUPS, **streaming(1), **APART, "trainer__save_freq": -1}))
+    poll, grade = RequestPool.poll, trainer.grade
+    looking: list[str] = []
+
+    def polling(pool: RequestPool, wanted: int) -> list[DataProto]:
+        assert not looking, "it would wait for the next response, though this one is there"
+        looking.append("inside")
+        trainer._look_after()
+        looking.clear()
+        return poll(pool, wanted)
+
+    def grading(*args: Any, **kwargs: Any) -> Any:
+        trainer._look_after()
+        return grade(*args, **kwargs)
+
+    monkeypatch.setattr(RequestPool, "poll", polling)
+    trainer.grade = grading  # type: ignore[method-assign]
+    trainer.fit()
+    assert len(read_metrics(tmp_path)) == 8
+    assert_exactly_once(tmp_path)

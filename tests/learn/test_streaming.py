@@ -14,6 +14,8 @@ from paceline.catalog import ESTIMATORS
 from paceline.protocol import DataProto
 from paceline.report.page.read import summarize
 from paceline.report.timeline import read_events
+from paceline.trainer.ppo import run_log
+from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
@@ -208,8 +210,11 @@ def test_kept_keys_and_values_are_a_choice(tails: Path, tmp_path: Path) -> None:
     assert max(line["training/staleness/max"] for line in read_metrics(tmp_path)[1:]) <= 2
 
 
-def test_admission_sampling_waiting_and_versions_are_in_the_records(tails: Path, tmp_path: Path) -> None:
+def test_admission_sampling_waiting_and_versions_are_in_the_records(
+    tails: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And responses are graded as they end, some groups while others of their step are sampled."""
+    monkeypatch.setattr(run_log, "COLLECT_SECONDS", 0.0)
     trainer = build_in_process(ppo(tails, tmp_path, **{**streaming(1), **LONG, **APART}))
     graded, queues, sides = [], [], []
     ask, take = trainer.groups.reward.compute_reward, trainer.take_responses
@@ -222,6 +227,11 @@ def test_admission_sampling_waiting_and_versions_are_in_the_records(tails: Path,
         take(step)
         queues.append(trainer.rollouts.queue())
         sides.append(trainer.log._sides({"rollout_pool": "idle", "global_pool": "update_actor"}))
+        trainer.log.follow()
+        newest = [
+            event["name"] for event in read_events(tmp_path / "timeline.json") if event["args"]["step"] == step.number
+        ]
+        assert "wait_for_responses" in newest, "in the middle of a step"
 
     trainer.groups.reward.compute_reward, trainer.take_responses = asking, taking  # type: ignore[attr-defined,method-assign]
     trainer.fit()
@@ -296,3 +306,29 @@ def test_a_reward_model_scores_stale_responses_as_those_of_sync(schedule: str, t
         assert_exactly_once(tmp_path / str(staleness))
     assert results(tmp_path / "0", NO_MORE) == results(tmp_path / "sync")
     assert max(line["training/staleness/max"] for line in read_metrics(tmp_path / "1")[1:]) == 1
+
+
+def test_what_a_step_waits_for_is_not_taken_by_a_look_after_the_requests(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looks come from any wait for a call, also from that of `collect` itself."""
+    trainer = build_in_process(ppo(material, tmp_path, **{**GROUPS, **streaming(1), **APART, "trainer__save_freq": -1}))
+    poll, grade = RequestPool.poll, trainer.grade
+    looking: list[str] = []
+
+    def polling(pool: RequestPool, wanted: int) -> list[DataProto]:
+        assert not looking, "it would wait for the next response, though this one is there"
+        looking.append("inside")
+        trainer._look_after()
+        looking.clear()
+        return poll(pool, wanted)
+
+    def grading(*args: Any, **kwargs: Any) -> Any:
+        trainer._look_after()
+        return grade(*args, **kwargs)
+
+    monkeypatch.setattr(RequestPool, "poll", polling)
+    trainer.grade = grading  # type: ignore[method-assign]
+    trainer.fit()
+    assert len(read_metrics(tmp_path)) == 8
+    assert_exactly_once(tmp_path)

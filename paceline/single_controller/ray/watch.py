@@ -187,11 +187,11 @@ class CallWatch:
             self._poll((POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS) if wanted else 0.0)
             if self._failures:
                 raise self._first_failure()
+            self._do_meanwhile()  # also between short waits, one after another
             wanted &= self._pending.keys()
             if not wanted:
                 break
             self._check_heartbeats()
-            self._do_meanwhile()
             if time.monotonic() > self.deadline:
                 call = min((self._pending[record] for record in wanted), key=lambda call: call.process.rank)
                 raise call.error("no answer in the time that was left after an earlier failure.")

@@ -202,6 +202,7 @@ class RayPPOTrainer(Phases, KnownNames):
         """While the driver waits, whatever for."""
         with self.log.calls_of(self.global_step, self.schedule.version):
             self.rollouts.look_after()
+        self.log.follow()
 
     def _ask_rules(self, batch: DataProto) -> DataProtoFuture:
         """Have responses graded that have ended, before their step begins."""

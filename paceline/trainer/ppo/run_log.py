@@ -40,6 +40,8 @@ from paceline.trainer.ppo.step import Step
 
 logger = logging.getLogger(__name__)
 
+COLLECT_SECONDS = 10.0
+"""How often the timeline follows within a step."""
 NOTICE_SECONDS = 10.0
 """A validation that takes longer says so in the log, and how far it is."""
 
@@ -120,6 +122,7 @@ class RunLog:
         self._pools = list(pools)
         self._timer = Timer()
         self._last_line = time.time()
+        self._last_collected = time.monotonic()
         self._phase = ""
         self._queue = queue
         self._status = StatusWriter(
@@ -297,7 +300,13 @@ class RunLog:
         self.tracking.close()
         self.end("stopped")  # unless it was said before
 
+    def follow(self) -> None:
+        """Bring the timeline up to date in the middle of a step, now and then: a long one has very many calls."""
+        if time.monotonic() - self._last_collected > COLLECT_SECONDS:
+            self._collect_records()
+
     def _collect_records(self) -> None:
+        self._last_collected = time.monotonic()
         records = with_sampling(self._drain_call_records())
         self.timeline.add(records)
         self.timeline.flush()

@@ -72,6 +72,8 @@ class StreamedRollouts:
         self._skipped: set[int] = set()
         self._taken: dict[int, Step] = {}
         self._num_renewed = 0
+        self._is_collecting = False
+        """A look after the requests would then take what is waited for."""
         self._pool: RequestPool | None = None
 
     @property
@@ -102,8 +104,10 @@ class StreamedRollouts:
 
     def before_new_weights(self) -> None:
         """With on_update=finish, no response goes on with other weights than those that it began with."""
-        while self._on_update == "finish" and self.schedule.unfinished:
-            self._collect()
+        if self._on_update == "finish" and self.schedule.unfinished:
+            with self._phase(WAITING):
+                while self.schedule.unfinished:
+                    self._collect()
 
     def new_weights(self) -> None:
         """They were issued: groups that are too old, or that restart, are sampled anew by them."""
@@ -144,17 +148,20 @@ class StreamedRollouts:
     def _collect(self) -> None:
         """Wait for responses; groups that are complete then have ended."""
         wanted = self._n * len(self.schedule.unfinished) if self._on_update == "finish" else self._num_wanted()
-        self._take_in(self.pool.collect(wanted))
-        self._finish_complete()
+        self._take_in(lambda: self.pool.collect(wanted))
 
     def look_after(self) -> None:
         """While the driver waits for something else: have graded what has ended, and no worker idle while others have
         requests that wait."""
-        if self._keys and self.pool.is_beside:
-            self._take_in(self.pool.poll(0))
-            self._finish_complete()
+        if self._keys and self.pool.is_beside and not self._is_collecting:
+            self._take_in(lambda: self.pool.poll(0))
 
-    def _take_in(self, rows: Sequence[DataProto]) -> None:
+    def _take_in(self, ask: Callable[[], Sequence[DataProto]]) -> None:
+        self._is_collecting = True
+        try:
+            rows = ask()
+        finally:
+            self._is_collecting = False
         complete = []
         for row in rows:
             key, sample = self._keys.pop(row.non_tensor_batch.pop("request_id")[0])
@@ -164,6 +171,7 @@ class StreamedRollouts:
                 complete.append(key)
         self._complete += complete
         self._begin_grading(complete)
+        self._finish_complete()
 
     def _finish_complete(self) -> None:
         """Those whose weights the schedule knows of; an update may have been issued that it is about to hear of."""

@@ -36,6 +36,25 @@ def test_ranks_of_a_pool_become_one_bar(tmp_path: Path) -> None:
     assert shown["steps"][0]["bars"] == [("critic_pool", "update_critic", 0.0, 4.0, 1, False, "")]
 
 
+def test_bars_say_which_version_sampled_and_how_many_prompts_were_admitted(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": name, "ts": start * 1e6, "dur": 1e6, "args": {"pool": pool, "step": 1, **about}}
+        for pool, name, start, about in (
+            ("rollout_pool", "sample", 1.0, {"version": 0}),
+            ("rollout_pool", "sample", 2.0, {"version": 0}),
+            ("rollout_pool", "sample", 3.0, {"version": 1}),
+            ("driver", "admit", 0.5, {"version": 0, "prompts": 8}),
+        )
+    ]
+    (tmp_path / "timeline.json").write_text("{\n" + ",\n".join(map(json.dumps, events)) + "\n]}")
+    bars = gantt.read_gantt(tmp_path, [1], 10)["steps"][0]["bars"]
+    assert [(bar[1], bar[3] - bar[2], bar[6]) for bar in bars] == [
+        ("admit", 1.0, "version 0, prompts 8"),
+        ("sample", 2.0, "version 0"),
+        ("sample", 1.0, "version 1"),
+    ]
+
+
 def test_steps_before_a_resume_come_from_the_timeline_that_was_put_aside(tmp_path: Path) -> None:
     def write(name: str, steps: range, method: str) -> None:
         lines = [

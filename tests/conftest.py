@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
+gc.disable()  # until the imports of all test files are done, which leave next to no garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +53,7 @@ def pytest_collection_finish() -> None:
     """The garbage collector never again looks at what the imports left: a million objects."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from paceline.catalog import ESTIMATORS
 from paceline.config import (
     ActorConfig,
+    ActorRolloutRefConfig,
     AlgorithmConfig,
     CriticConfig,
     PlacementConfig,
@@ -54,6 +55,16 @@ def component_weights(algorithm: AlgorithmConfig) -> dict[str, float]:
         return {}
     names = algorithm.gdpo_reward_keys or []
     return dict(zip(names, algorithm.gdpo_reward_weights or [1.0] * len(names), strict=True))
+
+
+def policy_config(config: PPOConfig) -> ActorRolloutRefConfig:
+    """The policy's section. Where weights change between two steps of decoding, vLLM begins none ahead of its time."""
+    policy = config.actor_rollout_ref
+    if config.trainer.schedule.name != "streaming" or policy.rollout.name != "vllm":
+        return policy
+    kwargs = policy.rollout.engine_kwargs
+    kwargs = replace(kwargs, vllm={"async_scheduling": False, **kwargs.vllm})
+    return replace(policy, rollout=replace(policy.rollout, engine_kwargs=kwargs))
 
 
 def critic_config(config: PPOConfig) -> CriticConfig:

@@ -69,7 +69,7 @@ class DataFiles:
             raise CheckpointError(
                 f"data.train_files are not those of the checkpoint: {what}. Its position in the data would mean other "
                 "prompts. Bring the files back; or set data.accept_changed_files=True to go on with the new ones from "
-                "the beginning of the epoch, or trainer.resume_mode=disable to start anew."
+                "the beginning of the epoch, or trainer.resume_mode=disable to start over."
             )
         logger.warning("%s: accepted; epoch %d begins again", what, state["dataloader"]["epoch"])
         return {**now, "epoch": state["dataloader"]["epoch"], "position": 0}

@@ -152,7 +152,7 @@ class ConsoleTracker:
 
 
 class TensorBoardTracker:
-    """Scalars for TensorBoard; what is no number is left to metrics.jsonl."""
+    """Scalars for TensorBoard; what is not a number is left to metrics.jsonl."""
 
     def __init__(self, folder: Path, resume_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # loads TensorBoard: only for those who asked for it

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -153,6 +153,7 @@ class RolloutEngine(ABC):
         self._versions: dict[RequestId, list[int]] = {}
         """Of the tokens that older weights sampled, where a response under way has such."""
         self._num_generated = 0
+        self._is_decoding = False
 
     @classmethod
     @abstractmethod
@@ -267,12 +268,35 @@ class RolloutEngine(ABC):
         return len(self._under_way) - self.num_running
 
     @property
+    def not_begun(self) -> list[RequestId]:
+        """Those that wait for a place, with no more to lose than a first token if another engine takes them over."""
+        if not self.num_waiting:
+            return []
+        return [name for name, request in self._under_way.items() if not self.num_sampled(request)]
+
+    @property
     @abstractmethod
     def num_running(self) -> int:
         """Requests that have a place: a step decodes them."""
 
-    def decoding(self) -> AbstractContextManager[None]:
-        """Enter it around several steps to save what each would do anew. The weights must not change inside."""
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Enter it around several steps to save what each would do again. The weights must not change inside.
+
+        Blocks may nest: the outermost counts.
+        """
+        if self._is_decoding:
+            yield
+            return
+        self._is_decoding = True
+        try:
+            with self.preparing():
+                yield
+        finally:
+            self._is_decoding = False
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """What an engine changes around steps: see `decoding`."""
         return nullcontext()
 
     @abstractmethod

@@ -92,7 +92,6 @@ class VllmRollout(RolloutEngine):
         """Of the requests under way, the ids that vLLM gave them."""
         self._names: dict[str, RequestId] = {}
         """The requests under way by the ids in vLLM's outputs, which are those that we gave it."""
-        self._is_decoding = False
         self.peers = peers
         self.eos_token_ids = sorted(eos_token_ids)
         self.has_weights = has_weights
@@ -207,17 +206,10 @@ class VllmRollout(RolloutEngine):
         return [] if request.sampling.ignore_eos else self.eos_token_ids
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Around steps: the process's random state stays as it is, and nothing is compiled unless that is asked for."""
-        if self._is_decoding:
+    def preparing(self) -> Iterator[None]:
+        """The process's random state stays as it is, and nothing is compiled unless that is asked for."""
+        with random_state_kept(), torch.compiler.set_stance(self.stance):
             yield
-            return
-        self._is_decoding = True
-        try:
-            with random_state_kept(), torch.compiler.set_stance(self.stance):
-                yield
-        finally:
-            self._is_decoding = False
 
     def step(self) -> None:
         with self.decoding():
@@ -317,7 +309,7 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
     asked = config.engine_kwargs.vllm
     problems = [
         f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name} "
-        + ("is set by the engine itself; leave it out." if name in OURS else "is no argument of vLLM's LLM.")
+        + ("is set by the engine itself; leave it out." if name in OURS else "is not an argument of vLLM's LLM.")
         for name in asked
         if name in OURS or name not in EngineArgs.__dataclass_fields__
     ]

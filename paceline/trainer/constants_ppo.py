@@ -64,8 +64,8 @@ def without_those_of_the_job(user: Mapping[str, Any]) -> dict[str, Any]:
     if differ:
         raise ConfigError(
             [
-                f"ray_kwargs.ray_init.runtime_env.{name} differs from that of the submitted job, and "
-                "Ray takes only one of them. Set it in one place."
+                f"ray_kwargs.ray_init.runtime_env.{name} is another one in the submitted job's runtime environment: "
+                "Ray takes only one. Set it in one place."
                 for name in differ
             ]
         )

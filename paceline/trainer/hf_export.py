@@ -85,7 +85,7 @@ def export_run(
 def _read_run(run: Path) -> PPOConfig:
     if not (run / CONFIG_FILE).exists():
         raise CheckpointError(
-            f"{run} is no run: it has no {CONFIG_FILE}. Give the folder of a run, which trainer.default_local_dir "
+            f"{run} is not a run: it has no {CONFIG_FILE}. Give the folder of a run, which trainer.default_local_dir "
             f"names (else {default_run_dir('<project>', '<experiment>')})."
         )
     if not (run / CHECKPOINTS_FOLDER).exists():

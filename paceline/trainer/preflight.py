@@ -98,9 +98,9 @@ def _quiet() -> Iterator[None]:
 
 def _models(cfg: PPOConfig) -> dict[str, str]:
     """Key and path of the models that read the run's tokens."""
-    found = {"actor_rollout_ref.model.path": str(cfg.actor_rollout_ref.model.path)}
     from paceline.trainer.ppo.placement import uses_critic
 
+    found = {"actor_rollout_ref.model.path": str(cfg.actor_rollout_ref.model.path)}
     if uses_critic(cfg) and cfg.critic.model.path is not None:
         found["critic.model.path"] = cfg.critic.model.path
     return found

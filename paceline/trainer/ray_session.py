@@ -218,7 +218,7 @@ def start_ray(cfg: PPOConfig) -> bool:
         if name not in known and not name.startswith("_"):
             close = nearest(name, known)
             hint = f"; did you mean {close}?" if close else "."
-            problems.append(f"ray_kwargs.ray_init.{name} is no argument of ray.init{hint}")
+            problems.append(f"ray_kwargs.ray_init.{name} is not an argument of ray.init{hint}")
     if problems:
         raise ConfigError(problems)
     runtime_env = _runtime_env(cfg, without_those_of_the_job(ray_init.pop("runtime_env", None) or {}))

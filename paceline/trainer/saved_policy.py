@@ -226,7 +226,7 @@ def find_model(model: str, step: int | None) -> Origin:
     if (folder / CHECKPOINTS_FOLDER).is_dir() or (folder / METRICS_FILE).is_file():
         run_dir = folder
     elif step is not None:
-        raise ConfigError(f"--step {step} asks for a checkpoint, but --model {model} is no folder of a run.")
+        raise ConfigError(f"--step {step} asks for a checkpoint, but --model {model} is not a folder of a run.")
     else:
         return Origin(str(folder) if folder.exists() else model, PPOConfig())
     config = _config_of(run_dir)

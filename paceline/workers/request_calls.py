@@ -14,9 +14,12 @@ from paceline.protocol import DataProto
 from paceline.rollout import Completion, Request, RolloutEngine, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import CachePolicy, RequestId
-from paceline.single_controller.base import Dispatch
+from paceline.single_controller.base import Dispatch, call_tag
 from paceline.workers.role_worker import RoleWorker, RunContext, built, role_method
 from paceline.workers.sampling_thread import SamplingThread
+
+SAMPLED = "sampled"
+"""In the record of a call that collects: when was sampled since the last one, as (start, end, version)."""
 
 
 class RequestCalls(RoleWorker):
@@ -65,6 +68,8 @@ class RequestCalls(RoleWorker):
     def collect_finished(self) -> DataProto:
         """The responses that have ended since the last call."""
         self.check_sampling()
+        if self.sampling is not None:
+            call_tag.get({})[SAMPLED] = self.sampling.sampled()
         return self._answer(built(self.rollout).collect())
 
     @role_method(Dispatch.ALL_TO_ALL)
@@ -88,6 +93,7 @@ class RequestCalls(RoleWorker):
         self.check_sampling()
         rollout, collected = built(self.rollout), []
         with self.rollout_on_device(), rollout.decoding():
+            call_tag.get({})["version"] = rollout.version
             collected += rollout.collect()
             while rollout.has_work and len(collected) < num_finished:
                 rollout.step()
@@ -118,6 +124,7 @@ class RequestCalls(RoleWorker):
             "version": rollout.version,
             "num_running": rollout.num_running,
             "num_waiting": rollout.num_waiting,
+            "not_begun": rollout.not_begun,
         }
         return answer
 

@@ -188,7 +188,7 @@ def damage_adapter(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "options", "message"),
     [
-        (lambda run: (run / "config.yaml").unlink(), {}, r"is no run: it has no config\.yaml"),
+        (lambda run: (run / "config.yaml").unlink(), {}, r"is not a run: it has no config\.yaml"),
         (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe"), {}, r"config\.yaml can't be read"),
         (
             lambda run: shutil.rmtree(run / "checkpoints"),

@@ -20,6 +20,11 @@ while os.getppid() == parent:
 """
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(slices, "POLL_SECONDS", 0.05)
+
+
 @pytest.fixture
 def counting(tmp_path):
     """Starts processes whose child notes the time over and over."""

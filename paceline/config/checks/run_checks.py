@@ -97,7 +97,7 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
     rewards, sandbox = cfg.reward_model, cfg.reward_model.sandbox
     custom = cfg.custom_reward_function
     if not custom.name.isidentifier():
-        yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+        yield f"custom_reward_function.name={custom.name!r} is not a function's name. Set it to one, as compute_score."
     elif custom.path is not None:
         yield from python_file_problems(
             "custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name

@@ -201,9 +201,11 @@ RUN_RULES: tuple[Rule, ...] = (
     refused("data.{tool_config_path,datagen.path,datagen.name}", "is not supported yet: prompts come from files. Leave "
             "it out."),
     # algorithm
-    refused("algorithm.rollout_correction.**", "is not supported yet. Leave it out.", is_family=True),
+    refused("algorithm.rollout_correction.**", "is none of the keys of rollout correction that there are: see "
+            "docs/algorithms/rollout_correction.md. Leave it out.", is_family=True),
     refused("algorithm.{rollout_is,rollout_is_threshold,rollout_is_level,rollout_is_mode,rollout_rs}",
-            f"has another place here: set {ACTOR}.tis_imp_ratio_cap, which caps the weight of a token."),
+            "has another place here: algorithm.rollout_correction.rollout_is is the level (token or sequence), and "
+            "rollout_is_threshold, rollout_rs and rollout_rs_threshold stand beside it."),
     # critic
     translated("critic.enable", _has_critic),
     # rewards

@@ -12,18 +12,22 @@ from paceline.run_folder import TIMELINE_FILE
 
 MOST_BARS = 200
 """Of one step."""
+SAID = ("version", "prompts")
+"""What the page says of a bar besides its name: whose weights sampled, or were made; how many prompts were admitted."""
+BarKey = tuple[str, str, bool, str]
+"""Pool, method, whether it is validation, and what more is said: spans of which all is equal are joined."""
 
 
 def read_gantt(folder: Path, steps: Sequence[int], most_steps: int, in_any_case: frozenset[int] = frozenset()) -> Row:
     """The bars of at most so many of the steps, evenly spread, and of some that are wanted in any case.
 
     `pools` has the processes and roles of each pool. A step has `start`, `end` (seconds from the first event of all)
-    and `bars`: (pool, method, start, end, step, whether it is validation), those of its neighbours that reach
-    into it included.
+    and `bars`: (pool, method, start, end, step, whether it is validation, what more is said of it), those of its
+    neighbours that reach into it included.
     """
     chosen = set(spread(sorted(set(steps) | {0}), most_steps)) | (in_any_case & set(steps))
     wanted = chosen | {step + 1 for step in chosen} | {step - 1 for step in chosen}
-    calls: dict[int, dict[tuple[str, str, bool], list[Span]]] = {}
+    calls: dict[int, dict[BarKey, list[Span]]] = {}
     pools: dict[str, tuple[set[int], set[str]]] = {}
     for path in _timelines(folder):
         known = set(calls)  # of newer sessions: a step that was repeated after a resume is the newer one's
@@ -36,7 +40,8 @@ def read_gantt(folder: Path, steps: Sequence[int], most_steps: int, in_any_case:
             ranks.add(args.get("rank", 0))
             roles.add(str(args.get("role", DRIVER)))
             start = event["ts"] / 1e6
-            key = (pool, str(event["name"]), bool(args.get("validation")))
+            about = ", ".join(f"{name} {args[name]}" for name in SAID if name in args)
+            key = (pool, str(event["name"]), bool(args.get("validation")), about)
             calls.setdefault(step, {}).setdefault(key, []).append((start, start + event["dur"] / 1e6))
         if chosen <= set(calls) or 1 in calls:  # a session with the first step did not go on from an older one
             break
@@ -44,14 +49,14 @@ def read_gantt(folder: Path, steps: Sequence[int], most_steps: int, in_any_case:
 
 
 def _as_data(
-    calls: dict[int, dict[tuple[str, str, bool], list[Span]]],
+    calls: dict[int, dict[BarKey, list[Span]]],
     pools: dict[str, tuple[set[int], set[str]]],
     steps: list[int],
 ) -> Row:
     bars = {
         step: [
-            (pool, method, start, end, step, validation)
-            for (pool, method, validation), spans in of_step.items()
+            (pool, method, start, end, step, validation, about)
+            for (pool, method, validation, about), spans in of_step.items()
             for start, end in merge_spans(spans)
         ]
         for step, of_step in calls.items()
@@ -69,7 +74,7 @@ def _as_data(
                 "step": step,
                 "start": round(start - origin, 4),
                 "end": round(end - origin, 4),
-                "bars": [(p, m, round(s - origin, 4), round(e - origin, 4), of, v) for p, m, s, e, of, v in inside],
+                "bars": [(p, m, round(s - origin, 4), round(e - origin, 4), *rest) for p, m, s, e, *rest in inside],
             }
         )
     return {

@@ -275,8 +275,8 @@ function showGantt(run, index) {
     const bars = step.bars.filter((bar) => bar[0] === pool);
     svg.append(drawn("text", { x: left - 8, y: top + row / 2 + 4, "text-anchor": "end" }, pool),
       drawn("rect", { class: "idle", x: left, y: top, width: width - left - 10, height: row, rx: 3 }));
-    for (const [, method, start, end, of, validation] of bars) {
-      const name = method + (validation ? " (validation)" : "") + (of === step.step ? "" : `, of step ${of}`);
+    for (const [, method, start, end, of, validation, about] of bars) {
+      const name = method + (validation ? " (validation)" : "") + (about ? `, ${about}` : "") + (of === step.step ? "" : `, of step ${of}`);
       const wide = Math.max(x(end) - x(start), 0.8);
       const bar = drawn("rect", { class: of === step.step ? "bar" : "bar other", x: x(start), y: top, width: wide, height: row, rx: 2,
         style: `fill:${color(METHODS.indexOf(method))}` },

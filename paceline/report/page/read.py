@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from paceline.config import PPOConfig
+from paceline.config.derived import ROLLOUT_POOL
 from paceline.config.keys import known_keys
 from paceline.config.load import to_dict
 from paceline.config.secrets import masked
@@ -75,7 +76,7 @@ def read_run(folder: Path, name: str, limits: Limits) -> Row:
     """All that the page shows of a run."""
     if not (folder / METRICS_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         raise DataError(
-            f"{folder} is no folder of a run: {_instead(folder)}. "
+            f"{folder} is not a folder of a run: {_instead(folder)}. "
             "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
         )
     lines, unreadable = _metrics(folder / METRICS_FILE)
@@ -175,6 +176,13 @@ def summarize(lines: Sequence[Row], config: Row, status: Row | None) -> list[tup
     if ages := values("training/staleness/max"):
         mean = statistics.mean(values("training/staleness/mean"))
         rows.append(("staleness", f"{mean:.2f} updates (mean), {max(ages):.0f} at most"))
+    in_steps = sum(values("timing_s/step"))
+    if ages and in_steps:
+        sides = {"training": "timing_s/wait_for_responses", "rollout": f"timing_s/idle/{ROLLOUT_POOL}"}
+        shares = [f"{side} {sum(found) / in_steps:.0%}" for side, name in sides.items() if (found := values(name))]
+        rows.append(("waited for the other", f"{', '.join(shares) or 'neither'} of the time"))
+    if anew := sum(values("training/too_old_groups")):
+        rows.append(("sampled anew", f"{anew:.0f} groups that were too old"))
     if overlap := values("perf/overlap"):
         rows.append(("busy pools", f"{statistics.mean(overlap):.0%} of the time (mean)"))
     return [(name, cut_text(text, 300)) for name, text in rows]

@@ -31,6 +31,8 @@ from paceline.single_controller.ray.heartbeat import Beat, Place, read_beat
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+MEANWHILE_SECONDS = 0.1
+"""How often what is done while the driver waits is done."""
 REPORT_SECONDS = 30.0
 STARTUP_SECONDS = 300.0
 """How long a process may take to its first heartbeat: it has to start Python and import what the worker needs."""
@@ -151,6 +153,8 @@ class CallWatch:
         self._last_call_id = 0
         self._next_heartbeat_check = 0.0
         self.deadline = math.inf
+        self.meanwhile: Callable[[], None] | None = None
+        self._next_meanwhile = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -180,13 +184,14 @@ class CallWatch:
         started = time.monotonic()
         next_report = started + REPORT_SECONDS
         while True:
-            self._poll(POLL_SECONDS if wanted else 0.0)
+            self._poll((POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS) if wanted else 0.0)
             if self._failures:
                 raise self._first_failure()
             wanted &= self._pending.keys()
             if not wanted:
                 break
             self._check_heartbeats()
+            self._do_meanwhile()
             if time.monotonic() > self.deadline:
                 call = min((self._pending[record] for record in wanted), key=lambda call: call.process.rank)
                 raise call.error("no answer in the time that was left after an earlier failure.")
@@ -200,6 +205,18 @@ class CallWatch:
             return ray.get(results)
         except RayError:
             raise _find_lost(results, calls) from None
+
+    def _do_meanwhile(self) -> None:
+        """What the driver does while it waits; what that waits for is waited for alone."""
+        do = self.meanwhile
+        if do is None or time.monotonic() < self._next_meanwhile:
+            return
+        self.meanwhile = None
+        try:
+            do()
+        finally:
+            self.meanwhile = do
+            self._next_meanwhile = time.monotonic() + MEANWHILE_SECONDS
 
     def drain(self) -> list[CallRecord]:
         """The records of the calls that finished since the last time."""
@@ -309,6 +326,16 @@ def limited_wait(seconds: float) -> Iterator[None]:
         yield
     finally:
         watch.deadline = math.inf
+
+
+@contextmanager
+def meanwhile(do: Callable[[], None]) -> Iterator[None]:
+    """Inside, whoever waits for a call does this again and again until it has ended; an error of it is the wait's."""
+    watch.meanwhile = do
+    try:
+        yield
+    finally:
+        watch.meanwhile = None
 
 
 def drain_call_records() -> list[CallRecord]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +11,23 @@ from transformers import PreTrainedTokenizerBase
 from paceline.config import DataConfig, PPOConfig
 from paceline.data.custom_data import make_dataset, make_sampler
 from paceline.data.loader import PromptLoader, make_dataloader
+from paceline.data.rl_dataset import Batch, Item
 from paceline.errors import ConfigError
 from paceline.trainer.ppo.memory import validation_batch_size
 from paceline.trainer.ppo.placement import uses_reward_model
 from paceline.trainer.ppo.scoring import check_scorable
+from paceline.workers.reward_worker import RewardFn
 
 
 def make_train_loader(
     config: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
-    reward_fn: Any,
+    reward_fn: RewardFn | None,
     dataset: Any = None,
     sampler: Iterable[int] | None = None,
     *,
-    processor: Any = None,
-    collate: Callable[[Any], Any] | None = None,
+    processor: object = None,
+    collate: Callable[[Sequence[Item]], Batch] | None = None,
 ) -> PromptLoader:
     """Batches of training prompts, of `dataset` or of data.train_files, in the order of `sampler` or data.sampler."""
     data = _data_config(config)
@@ -52,11 +54,11 @@ def make_train_loader(
 def make_val_loader(
     config: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
-    reward_fn: Any,
+    reward_fn: RewardFn | None,
     dataset: Any = None,
     *,
-    processor: Any = None,
-    collate: Callable[[Any], Any] | None = None,
+    processor: object = None,
+    collate: Callable[[Sequence[Item]], Batch] | None = None,
 ) -> PromptLoader | None:
     """Batches of held-out prompts, of `dataset` or of data.val_files; None where there are none."""
     data = _data_config(config)

@@ -42,7 +42,7 @@ from paceline.trainer.ppo.old_log_probs import (
 )
 from paceline.trainer.ppo.policy_versions import staleness_metrics, with_versions
 from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
-from paceline.trainer.ppo.run_log import RunLog
+from paceline.trainer.ppo.run_log import WAITING, RunLog
 from paceline.trainer.ppo.saving import Checkpoints
 from paceline.trainer.ppo.schedule import Schedule
 from paceline.trainer.ppo.scoring import Scoring, baselines_of, reward_components
@@ -147,7 +147,8 @@ class Phases:
     def take_responses(self, step: Step) -> None:
         """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
         assert step.responses is not None  # its rollout was issued
-        responses = step.responses.get()
+        with self.log.phase(WAITING):
+            responses = step.responses.get()
         if "policy_versions" not in responses.batch:
             responses = with_versions(responses, step.version)
         step.batch = step.labels.select().union(responses)
@@ -229,15 +230,17 @@ class Phases:
         """The critic's values, where there is a critic."""
         return self._infer(self.critic_wg, self.critic_wg.compute_values, batch) if self.use_critic else None
 
-    def score(self, batch: DataProto) -> DataProtoFuture | None:
-        """Token-level scores; None if dynamic sampling put them there."""
-        return None if "token_level_scores" in batch.batch else self.grade(batch)
+    def score(self, batch: DataProto, graded: DataProtoFuture | None = None) -> DataProtoFuture | None:
+        """Token-level scores; None if dynamic sampling put them there. `graded` if rules were asked before."""
+        return None if "token_level_scores" in batch.batch else self.grade(batch, graded=graded)
 
-    def grade(self, batch: DataProto, *, validation: bool = False) -> DataProtoFuture:
+    def grade(
+        self, batch: DataProto, *, validation: bool = False, graded: DataProtoFuture | None = None
+    ) -> DataProtoFuture:
         """Token-level scores: rules in processes of their own, the reward model on its pool."""
         by_model = self.cfg.reward_model.validate or not validation
         rm_wg = self.rm_wg if by_model else None
-        return self._issued(self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation))
+        return self._issued(self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation, graded=graded))
 
     def score_baselines(self, step: Step) -> DataProtoFuture | None:
         """The score of the greedy response to the same prompt, for each response."""
@@ -343,10 +346,12 @@ class Phases:
         dealt.meta_info["version"] = self.schedule.version + 1
         if self.rollout_wg is None:
             self.rollouts.before_new_weights()
-        update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        with self.log.calls_of(step.number, self.schedule.version + 1):
+            update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
         if self.rollout_wg is not None:
             self.rollouts.before_new_weights()
-        self.send_weights(self.schedule.version + 1)
+        with self.log.calls_of(step.number, self.schedule.version + 1):
+            self.send_weights(self.schedule.version + 1)
         self.rollouts.new_weights()
         return update
 

@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import PPOConfig
+from paceline.config.derived import ROLLOUT_POOL
 from paceline.config.load import to_dict
 from paceline.config.secrets import without_secrets
 from paceline.files import keep_old, write_atomically
@@ -33,6 +34,7 @@ from paceline.report.timeline import TimelineWriter, merge_spans
 from paceline.report.trackers import Tracking
 from paceline.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, SAMPLES_FOLDER, STATUS_FILE, TIMELINE_FILE
 from paceline.single_controller.base import CallRecord, call_tag
+from paceline.trainer.ppo.sampling_records import METHOD, with_sampling
 from paceline.trainer.ppo.scoring import grader_fields
 from paceline.trainer.ppo.step import Step
 
@@ -41,10 +43,15 @@ logger = logging.getLogger(__name__)
 NOTICE_SECONDS = 10.0
 """A validation that takes longer says so in the log, and how far it is."""
 
+IDLE = "idle"
+WAITING = "wait_for_responses"
+"""The phase in which training waits for the rollout."""
+
 # How the remote methods are called in `timing_s/...`.
 PHASE_NAMES = {
     "generate_sequences": "gen",
     "decode_until": "gen",
+    METHOD: "gen",
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
     "compute_values": "values",
@@ -88,6 +95,7 @@ class RunLog:
         pool_of_role: Mapping[str, str],
         drain_call_records: Callable[[], list[CallRecord]],
         running_calls: Callable[[], dict[str, str]],
+        queue: Callable[[], dict[str, int] | None] = lambda: None,
     ) -> None:
         trainer = config.trainer
         run_dir.mkdir(parents=True, exist_ok=True)
@@ -112,16 +120,31 @@ class RunLog:
         self._pools = list(pools)
         self._timer = Timer()
         self._last_line = time.time()
+        self._phase = ""
+        self._queue = queue
         self._status = StatusWriter(
             run_dir / STATUS_FILE,
             lambda: {
-                **dict.fromkeys(pools, "idle"),
+                **dict.fromkeys(self._pools, IDLE),
                 **{pool_of_role.get(role, role): method for role, method in running_calls().items()},
+                **({ROLLOUT_POOL: METHOD} if ROLLOUT_POOL in self._pools and (queue() or {}).get("sampling") else {}),
             },
             total_steps,
             first_step=step,
+            more=self._sides,
         )
         self.begin_step(step)
+
+    def _sides(self, running: dict[str, str]) -> dict[str, object]:
+        """For the status: what is sampled ahead, and which side waits for the other. A thread asks."""
+        queue = self._queue()
+        if queue is None:
+            return {}
+        others_work = any(method != IDLE for pool, method in running.items() if pool != ROLLOUT_POOL)
+        waits = "training" if self._phase == WAITING else ""
+        if running.get(ROLLOUT_POOL) == IDLE and others_work:
+            waits = "rollout"
+        return {"queue": queue} | ({"waits": waits} if waits else {})
 
     @staticmethod
     def _write_config(path: Path, text: str) -> None:
@@ -153,7 +176,8 @@ class RunLog:
 
     @contextmanager
     def calls_of(self, step: int, version: int) -> Iterator[None]:
-        """Calls issued inside belong to this step, perhaps a later one, and sample with weights of this version."""
+        """Calls issued inside belong to this step, perhaps a later one; they sample with weights of this version, or
+        make it."""
         token = call_tag.set({"step": step, "version": version})
         try:
             yield
@@ -161,12 +185,16 @@ class RunLog:
             call_tag.reset(token)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Time what the driver does itself, for the next line and the timeline."""
+    def phase(self, name: str, **about: object) -> Iterator[None]:
+        """Time what the driver does itself, for the next line and the timeline, where more may be said of it."""
         start = time.time()
-        with self._timer(name):
-            yield
-        self.timeline.add_span("driver", name, start, time.time(), {"step": self.step})
+        before, self._phase = self._phase, name
+        try:
+            with self._timer(name):
+                yield
+        finally:
+            self._phase = before
+        self.timeline.add_span("driver", name, start, time.time(), {"step": self.step, **about})
 
     @contextmanager
     def validating(self, num_prompts: int) -> Iterator[None]:
@@ -270,7 +298,7 @@ class RunLog:
         self.end("stopped")  # unless it was said before
 
     def _collect_records(self) -> None:
-        records = self._drain_call_records()
+        records = with_sampling(self._drain_call_records())
         self.timeline.add(records)
         self.timeline.flush()
         self._records += records

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import ActorConfig, CriticConfig, PPOConfig
-from paceline.config.derived import critic_config, reward_model_config, update_sizes
+from paceline.config.derived import critic_config, policy_config, reward_model_config, update_sizes
 from paceline.errors import ConfigError, ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
@@ -26,7 +26,7 @@ from paceline.trainer.ppo.dealing import num_mini_batches
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
 from paceline.workers.engine_workers import RunContext
-from paceline.workers.reward_worker import RewardWorker
+from paceline.workers.reward_worker import RewardFn, RewardWorker
 
 REWARD_POOL = "reward_pool"
 
@@ -35,8 +35,8 @@ def check_roles(
     config: PPOConfig,
     role_worker_mapping: Mapping[Enum, type],
     resource_pool_manager: ResourcePoolManager,
-    reward_fn: Any,
-    val_reward_fn: Any,
+    reward_fn: RewardFn | None,
+    val_reward_fn: RewardFn | None,
 ) -> None:
     """Raise ConfigError for every role, pool and reward function that the run needs and does not have."""
     problems = []
@@ -85,7 +85,12 @@ class WorkerGroups:
         self._pools: list[RayWorkerGroup] = []
 
     def start(
-        self, tokenizer: PreTrainedTokenizerBase, reward_fns: tuple[Any, Any], *, num_prompts: int, last_step: int
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        reward_fns: tuple[RewardFn | None, RewardFn | None],
+        *,
+        num_prompts: int,
+        last_step: int,
     ) -> None:
         """Start all processes and load the models; if that fails, nothing is left behind."""
         try:
@@ -200,9 +205,9 @@ class WorkerGroups:
     def _class_with_args(self, role: Enum, run: RunContext) -> RayClassWithInitArgs:
         """Our roles get their own section of the config; a user's role gets the whole."""
         config = self.config
-        sections: dict[Enum, Any] = dict.fromkeys(
+        sections: dict[Enum, object] = dict.fromkeys(
             (Role.Actor, Role.Rollout, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy),
-            config.actor_rollout_ref,
+            policy_config(config),
         )
         sections |= {Role.Critic: critic_config(config), Role.RewardModel: reward_model_config(config)}
         return RayClassWithInitArgs(

@@ -112,7 +112,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     # Rollout correction
     ({f"{CORRECTION}.rollout_is": "tokens"}, "did you mean token?"),
-    ({f"{CORRECTION}.rollout_is_threshold": "2_0.5"}, f"{CORRECTION}.rollout_is_threshold=2_0.5 is no threshold"),
+    ({f"{CORRECTION}.rollout_is_threshold": "2_0.5"}, f"{CORRECTION}.rollout_is_threshold=2_0.5 is not a threshold"),
     (
         {f"{CORRECTION}.rollout_is_threshold": True},
         f"{CORRECTION}.rollout_is_threshold wants text or a finite number; got True",
@@ -293,7 +293,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"custom_reward_function.path": "{reward}", "custom_reward_function.name": "compute_scores"},
         "custom_reward_function.name=compute_scores: {reward} has no such function; did you mean compute_score?",
     ),
-    ({"custom_reward_function.name": "a b"}, "custom_reward_function.name='a b' is no name of a function"),
+    ({"custom_reward_function.name": "a b"}, "custom_reward_function.name='a b' is not a function's name"),
     ({"trainer.default_local_dir": "{train}"}, "trainer.default_local_dir: {train} is a file."),
     (
         {"trainer.default_local_dir": "{train}/run"},
@@ -422,6 +422,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "trainer.schedule.on_update=finish has no part in trainer.schedule.name=",
     ),
     ({**STREAMING, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; set native or vllm."),
+    (
+        {
+            **STREAMING,
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.engine_kwargs.vllm": {"async_scheduling": True},
+        },
+        "so weights can't change between two; leave it out",
+    ),
     ({**STREAMING, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants greedy responses"),
     (
         {**STREAMING, "algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2, "algorithm.filter_groups.enable": True},

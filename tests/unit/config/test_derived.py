@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.config.derived import actor_goes_by_tokens, backend_for, critic_config, reward_model_config, with_backends
+from paceline.config.derived import (
+    actor_goes_by_tokens,
+    backend_for,
+    critic_config,
+    policy_config,
+    reward_model_config,
+    with_backends,
+)
 from paceline.config.load import load_config
 from paceline.errors import ConfigError
 from paceline.trainer.ppo.placement import (
@@ -139,3 +146,15 @@ def test_micro_batches_go_by_tokens_unless_their_rows_are_set(
     cfg = load_config({"actor_rollout_ref": {"actor": actor}, "critic": critic})
     assert (actor_goes_by_tokens(cfg.actor_rollout_ref.actor), critic_config(cfg).use_dynamic_bsz) == expected
     assert reward_model_config(cfg).use_dynamic_bsz == expected[0]
+
+
+def test_streaming_has_vllm_begin_no_step_ahead_of_its_time() -> None:
+    """With asynchronous scheduling, its default on GPUs, new weights would come in the middle of a step."""
+    streaming, vllm = "trainer.schedule.name=streaming", "actor_rollout_ref.rollout.name=vllm"
+    more = "actor_rollout_ref.rollout.engine_kwargs.vllm.dtype=bfloat16"
+    for overrides, expected in (
+        ([vllm, more, streaming], {"async_scheduling": False, "dtype": "bfloat16"}),
+        ([vllm, more], {"dtype": "bfloat16"}),
+        ([streaming], {}),
+    ):
+        assert policy_config(config(*overrides)).rollout.engine_kwargs.vllm == expected

@@ -150,9 +150,8 @@ class Reader(ast.NodeVisitor):
         self.program, self.names, self.owner = program, dict(names), owner
 
     def generic_visit(self, node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.Name | ast.Constant | ast.expr_context | ast.operator | ast.cmpop):
-                self.visit(child)
+        for child in parts(node):
+            self.visit(child)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for statement in node.body:
@@ -286,6 +285,13 @@ class Reader(ast.NodeVisitor):
             yield method, True
         elif name in self.program.functions:
             yield self.program.functions[name], False
+
+
+@cache
+def parts(node: ast.AST) -> list[ast.AST]:
+    """What a node is made of and may read a key; each is gone through several times."""
+    nothing = ast.Name | ast.Constant | ast.expr_context | ast.operator | ast.cmpop
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, nothing)]
 
 
 def called(call: ast.Call) -> str:

@@ -22,7 +22,7 @@ def test_steps_name_checkpoints_and_0_the_first_model(finished_run: Path) -> Non
         find_model(str(checkpoints / "global_step_2"), 4)
     with pytest.raises(ConfigError, match="no checkpoint of step 3; it has 2, 4"):
         find_model(str(finished_run), 3)
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not a folder of a run"):
         find_model(str(finished_run.parent / "model"), 3)
 
 

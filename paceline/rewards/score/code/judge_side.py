@@ -156,14 +156,14 @@ class Callee:
         return self.questions.ask(self.place, self.name, args, named)
 
     def __getattr__(self, name: str) -> object:
-        raise UnsupportedError(f"it takes .{name} of the program's {self.name}, which is no plain data")
+        raise UnsupportedError(f"it takes .{name} of the program's {self.name}, which is not plain data")
 
     def value(self) -> Any:
         value = self.questions.ask(self.place, self.name)
         if isinstance(value, Unknown):
             raise PendingError
         if isinstance(value, Handle):
-            raise AssertionError(f"the program's {self.name} is no plain data")
+            raise AssertionError(f"the program's {self.name} is not plain data")
         return value
 
 

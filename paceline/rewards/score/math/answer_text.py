@@ -15,7 +15,6 @@ __all__ = [
     "base_numeral",
     "clean",
     "is_name",
-    "leaves_open",
     "number",
     "plain",
     "split_items",
@@ -113,41 +112,6 @@ def number(text: str) -> Fraction | None:
         return None
     value = Fraction(int(fraction[2]), int(fraction[3]))
     return -value if fraction[1] else value
-
-
-_FUNCTION = re.compile(
-    r"\\(sum|prod|o?i{1,3}nt|lim|[dt]?binom|gcd|lcm|max|min|log|ln|lg|(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|det|[lr]floor"
-    r"|[lr]ceil|[bp]?mod|[lr]?vert|operatorname\{\w+\})(?![a-zA-Z])|(!)|(\|[^|]+\|)"
-)
-_ARITHMETIC = re.compile(
-    r"\\sqrt|(?<=[\w)}\]])[-+]|(?:\\(?:cdot|times|ast)|\*)(?!10\^)|\\div|(?<=[\d)}])\(|(?<!(?<![\d.])10)\^"
-)
-
-
-def leaves_open(gold: str, answer: str) -> bool:
-    r"""Whether an answer leaves to the grader what the question may have asked for: a function that the right answer
-    does not have, or arithmetic where that is a number. Then the formula of the question would be right in a box.
-
-    >>> leaves_open("75", r"\sqrt{5625}"), leaves_open(r"\frac12", r"\sin 30^\circ"), leaves_open("3000", r"3\cdot10^3")
-    (True, True, False)
-    """
-    gold, answer = split_unit(gold)[0], split_unit(answer)[0]
-    if _functions(answer) - _functions(gold):
-        return True
-    return number(plain(without_percent(gold) or gold)) is not None and bool(_ARITHMETIC.search(plain(answer)))
-
-
-def _functions(text: str) -> set[str]:
-    return {_kind(*match.groups(default="")) for match in _FUNCTION.finditer(text)}
-
-
-def _kind(name: str, factorial: str, absolute: str) -> str:
-    """The logarithms are one kind, and so are the trigonometric functions."""
-    if factorial or absolute or "vert" in name:
-        return factorial or "absolute"
-    if name in ("log", "ln", "lg"):
-        return "log"
-    return "angle" if re.search("sin|cos|tan|cot|sec|csc", name) else name
 
 
 _AND = r"\\text\{\s*,?\s*(?:and|or)\s*\}|(?<![a-zA-Z])(?:and|or)(?![a-zA-Z])"

@@ -9,17 +9,14 @@ expressions alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
+from paceline.rewards.score.math.answer_checks import AllOf, Check, Matching, OneOf, Pair
 from paceline.rewards.score.math.answer_text import (
     WORDS,
     base_numeral,
     clean,
     is_name,
-    leaves_open,
     number,
     plain,
     split_items,
@@ -27,43 +24,6 @@ from paceline.rewards.score.math.answer_text import (
     split_unit,
     without_percent,
 )
-
-__all__ = ["Check", "Pair", "Verdict", "compare", "normal_form", "num_items", "open_pairs", "settle"]
-
-Verdict = bool | None | str
-"""Right or wrong; None for a timeout; a message for a failure of the grader."""
-
-
-class Pair(NamedTuple):
-    """Two expressions, in LaTeX, that math-verify has to find equal."""
-
-    gold: str
-    answer: str
-
-
-@dataclass(frozen=True)
-class AllOf:
-    """All of these are true."""
-
-    checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """One of these is true."""
-
-    checks: tuple[Check, ...]
-
-
-@dataclass(frozen=True)
-class Matching:
-    """Each item of the gold answer, a row, has an item of the answer to itself, a column."""
-
-    rows: tuple[tuple[Check, ...], ...]
-
-
-Check = Verdict | Pair | AllOf | OneOf | Matching
-"""What has to be true for an answer to be right; or the verdict itself."""
 
 
 def compare(gold: str, answer: str) -> Check:
@@ -87,64 +47,11 @@ def normal_form(answer: str) -> str:
     return plain(split_unit(values[0] if len(values) == 1 else text)[0])
 
 
-def open_pairs(check: Check) -> Iterator[Pair]:
-    """The pairs that mathematics has to decide."""
-    if isinstance(check, Pair):
-        yield check
-    elif isinstance(check, AllOf | OneOf):
-        for part in check.checks:
-            yield from open_pairs(part)
-    elif isinstance(check, Matching):
-        for row in check.rows:
-            for part in row:
-                yield from open_pairs(part)
-
-
-def settle(check: Check, verdicts: Mapping[Pair, Verdict]) -> Verdict:
-    """The verdict on an answer from those on its pairs; a timeout or a failure counts where the answer hangs on it."""
-    if check is None or isinstance(check, bool | str):
-        return check
-    if isinstance(check, Pair):
-        return verdicts[check]
-    if isinstance(check, Matching):
-        return _settle_matching([[settle(part, verdicts) for part in row] for row in check.rows])
-    parts = [settle(part, verdicts) for part in check.checks]
-    decisive = isinstance(check, OneOf)
-    if decisive in [part for part in parts if isinstance(part, bool)]:
-        return decisive
-    return next((part for part in parts if not isinstance(part, bool)), not decisive)
-
-
-def _settle_matching(rows: list[list[Verdict]]) -> Verdict:
-    if _matches([[part is True for part in row] for row in rows]):
-        return True
-    if not _matches([[part is not False for part in row] for row in rows]):
-        return False
-    return next(part for row in rows for part in row if not isinstance(part, bool))
-
-
-def _matches(allowed: list[list[bool]]) -> bool:
-    """Whether every row has a column of its own."""
-    row_of: dict[int, int] = {}
-
-    def place(row: int, seen: set[int]) -> bool:
-        for column, fits in enumerate(allowed[row]):
-            if fits and column not in seen:
-                seen.add(column)
-                if column not in row_of or place(row_of[column], seen):
-                    row_of[column] = row
-                    return True
-        return False
-
-    return all(place(row, set()) for row in range(len(allowed)))
-
-
 MAX_ITEMS = 50
 """A list of more items, or a chain of more sides, is compared as a string."""
 
 
-def _compare(gold: str, answer: str, is_step: bool = False) -> Check:
-    """`is_step`: a side of a chain of equalities, another one of which is worked out."""
+def _compare(gold: str, answer: str) -> Check:
     if not answer:
         return not gold
     if plain(gold) == plain(answer) and not _is_same_digits_only(gold, answer):
@@ -161,7 +68,7 @@ def _compare(gold: str, answer: str, is_step: bool = False) -> Check:
     gold_brackets, answer_brackets = _bracketed(gold), _bracketed(answer)
     if gold_brackets and answer_brackets:
         return _compare_places(gold_brackets, answer_brackets)
-    return False if leaves_open(gold, answer) and not is_step else _compare_quantities(gold, answer)
+    return _compare_quantities(gold, answer)
 
 
 def _is_same_digits_only(gold: str, answer: str) -> bool:
@@ -249,7 +156,7 @@ def _compare_equalities(gold: str, answer: str) -> Check:
     if not all(gold_sides) or not all(answer_sides) or len(answer_sides) > MAX_ITEMS:
         return False
     if len(gold_sides) == 1:
-        return _compare_chain(gold, answer_sides)
+        return AllOf(tuple(_compare(gold, value) for value in _values(answer_sides)))
     names = [side for side in gold_sides if is_name(side) and not re.search("[-+*/]", side)]  # x + y = 0 is an equation
     gold_values = [side for side in gold_sides if side not in names] or gold_sides[-1:]
     is_equation = not names and any(re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", side)) for side in gold_sides)
@@ -257,20 +164,14 @@ def _compare_equalities(gold: str, answer: str) -> Check:
         return False if is_equation else AllOf(tuple(_compare(value, answer) for value in gold_values))
     answer_names = [side for side in answer_sides if is_name(side)]
     if names and answer_names and plain(names[0]) == plain(answer_names[0]):
-        return _compare_chain(gold_values[-1], answer_sides)
+        return AllOf(tuple(_compare(gold_values[-1], value) for value in _values(answer_sides)))
     if len(gold_sides) > 2 or len(answer_sides) > 2 or all(number(plain(side)) is not None for side in answer_sides):
         return False
     return Pair(gold, answer)
 
 
-def _compare_chain(gold: str, sides: list[str]) -> Check:
-    values = _values(sides)
-    is_worked_out = not all(leaves_open(gold, value) for value in values)
-    return AllOf(tuple(_compare(gold, value, is_worked_out) for value in values))
-
-
 def _values(sides: list[str]) -> list[str]:
-    """The sides without the name of the answer; of names alone, the last. In `x^2 + 1 = x`, x is no name."""
+    """The sides without the name of the answer; of names alone, the last. In `x^2 + 1 = x`, x is not a name."""
     values = [side for side in sides if not is_name(side)]
     letters = re.sub(r"\\[a-zA-Z]+", "", " ".join(values))
     return [side for side in sides if side in values or (is_name(side) and side in letters)] or sides[-1:]

@@ -18,7 +18,7 @@ def test_a_step_shows_which_pool_did_what(finished_run: Path) -> None:
     shown = read_run(finished_run, "run", Limits())["gantt"]
     assert shown["pools"]["critic_pool"] == {"processes": 1, "roles": ["critic"]}
     step = next(step for step in shown["steps"] if step["step"] == 3)
-    own = {(pool, method) for pool, method, _, _, of, _ in step["bars"] if of == 3}
+    own = {(pool, method) for pool, method, _, _, of, *_ in step["bars"] if of == 3}
     assert {("actor_rollout_ref_pool", "generate_sequences"), ("critic_pool", "update_critic")} <= own
     assert all(step["start"] <= bar[3] and bar[2] <= step["end"] for bar in step["bars"])
 
@@ -33,7 +33,7 @@ def test_ranks_of_a_pool_become_one_bar(tmp_path: Path) -> None:
     (tmp_path / "timeline.json").write_text("{\n" + ",\n".join(map(json.dumps, events)) + "\n]}")
     shown = gantt.read_gantt(tmp_path, [1], 10)
     assert shown["pools"] == {"critic_pool": {"processes": 3, "roles": ["critic"]}}
-    assert shown["steps"][0]["bars"] == [("critic_pool", "update_critic", 0.0, 4.0, 1, False)]
+    assert shown["steps"][0]["bars"] == [("critic_pool", "update_critic", 0.0, 4.0, 1, False, "")]
 
 
 def test_steps_before_a_resume_come_from_the_timeline_that_was_put_aside(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ _command: _Command | None = None
 
 @contextmanager
 def one_command() -> Iterator[None]:
-    """Inside, this process may become the same command anew."""
+    """Inside, this process may become the same command again."""
     global _command
     given, _, goes_on = os.environ.pop(_VARIABLE, "").partition(" ")
     attempt.given, attempt.goes_on = int(given) if given else None, bool(goes_on)
@@ -58,7 +58,7 @@ def one_command() -> Iterator[None]:
 
 
 def start_again_or_end(reason: str) -> NoReturn:
-    """Say why, and begin anew if a restart is left; else end this process at once, with exit code 1."""
+    """Say why, and begin again if a restart is left; else end this process at once, with exit code 1."""
     if _command is None or not attempt.restarts_left:
         sys.stderr.write(f"{reason} The same command may be started again.\n")
         sys.stderr.flush()

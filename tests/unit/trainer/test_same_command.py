@@ -1,4 +1,4 @@
-"""A process that can't go on becomes the same command anew, as often as restarts are left."""
+"""A process that can't go on becomes the same command again, as often as restarts are left."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from paceline.errors import PacelineError, ResourceError, Terminated, WorkerErro
 from paceline.report.status import end_status
 from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
+from paceline.trainer.same_command import attempt as this_attempt
 
 if TYPE_CHECKING:
     from paceline.single_controller.ray.heartbeat import Place
@@ -58,7 +59,8 @@ def running_ray(cfg: PPOConfig) -> Iterator[RaySession]:
 
 def _first_session(cfg: PPOConfig) -> RaySession:
     """A Ray that does not start is tried as often again as a run that dies."""
-    for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
+    for restarts_left in reversed(range(this_attempt.restarts(cfg.trainer.max_restarts) + 1)):
+        this_attempt.restarts_left = restarts_left
         try:
             return RaySession(cfg)
         except WorkerError as error:
@@ -74,8 +76,9 @@ def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfi
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
     the run's own is started anew, whichever process died: it may be one of Ray's.
     """
-    attempt, run = cfg, _run_to_end
-    for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
+    attempt, run = _resuming(cfg) if this_attempt.goes_on else cfg, _run_to_end
+    for restarts_left in reversed(range(this_attempt.restarts(cfg.trainer.max_restarts) + 1)):
+        this_attempt.restarts_left = restarts_left
         try:
             session.open()
             run(task_runner_class, session, attempt)
@@ -90,6 +93,7 @@ def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfi
                 logger.error("the run ends: %s", _advice(cfg))
                 raise
             logger.error("%s", error)
+            this_attempt.goes_on = True
             attempt, run = _resuming(cfg), _run_to_end if session.is_own else _run_when_it_fits
             logger.warning(
                 "starting again from %s; %d more restarts (trainer.max_restarts=%d)",

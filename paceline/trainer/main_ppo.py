@@ -30,6 +30,7 @@ from paceline.log_file import configure_logging, log_process, terminal_lines
 from paceline.run_folder import LOGS_FOLDER
 from paceline.trainer.complete import auto_set_device, complete_config, complete_reading, with_device
 from paceline.trainer.launch import run_with_restarts, running_ray
+from paceline.trainer.same_command import one_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -245,7 +246,8 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
-    with errors_as_exit_codes(), hydra_errors_as_ours(getattr(hydra_main, "__wrapped__", None)):
+    own_errors = hydra_errors_as_ours(getattr(hydra_main, "__wrapped__", None))
+    with one_command(), errors_as_exit_codes(), own_errors:
         sys.argv[1:] = check_overrides(arguments)
         hydra_main()
 

@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -28,6 +27,7 @@ from paceline.report.environment import launch_variables
 from paceline.run_folder import LOGS_FOLDER
 from paceline.text import nearest
 from paceline.trainer.constants_ppo import merged_runtime_env, without_those_of_the_job
+from paceline.trainer.same_command import start_again_or_end
 
 logger = logging.getLogger(__name__)
 
@@ -314,10 +314,8 @@ def _guarded_start() -> Iterator[None]:
                 why = f"it took more than {START_SECONDS:.0f} s"
             if why:
                 # ray.init can't be interrupted: it waits in Ray's own code, which ends this process in the end.
-                sys.stderr.write(f"Ray did not start: {why}. The same command may be started again.\n")
-                sys.stderr.flush()
                 kill_processes(own_processes())
-                os._exit(1)
+                start_again_or_end(f"Ray did not start: {why}.")
 
     threading.Thread(target=watch, name="start of Ray", daemon=True).start()
     try:

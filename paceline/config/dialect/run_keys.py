@@ -178,7 +178,8 @@ RUN_RULES: tuple[Rule, ...] = (
     switched("distillation", "is not supported yet: a run learns from rewards, not from a teacher. Leave it out.",
              why="a run learns from rewards", switch="enabled"),
     refused("{trainer.v1,async_training,trainer.async_training}.**", SCHEDULE),
-    refused("rollout.**", SCHEDULE),
+    refused("rollout.**", f"is not a key here: settings of the rollout stand below {ROLLOUT}; how far it runs ahead of "
+            "the training is trainer.schedule, with devices of its own by trainer.placement.rollout_devices."),
     translated("{global_profiler}.**", _profiler),
     translated("{trainer}.{profile_steps,profile_continuous_steps}", _profiler),
     translated("{trainer}.{worker_nsight_options,controller_nsight_options,npu_profile}.**", _profiler),

@@ -56,7 +56,7 @@ def test_the_split_example_looks_at_its_data_too(material: Path, tmp_path: Path)
 
     file = rows_file(tmp_path / "odd.parquet", {"prompt": 3})
     config = base_config(material, tmp_path / "run", trainer__dry_run=True, data__train_files=file)
-    with pytest.raises(DataError, match=r"odd\.parquet"):
+    with pytest.raises(DataError, match=r"The prompt in row 0 of .*odd\.parquet is 3\. Column"):
         run_ppo(as_omegaconf(config), SplitTaskRunner)
 
 

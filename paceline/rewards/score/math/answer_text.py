@@ -212,9 +212,9 @@ _OTHER_WORDS = """
 _NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words that change a quantity or offer another one."""
 _NUMBER_WORD = re.compile(
-    r"(?:(?:zero|one|two|three|third|four|fif|five|six|seven|eigh|eight|nin|nine|ten|eleven|twel(?:ve|f)|hundred|thousand"
-    r"|[a-z]{1,6}illion|dozen|gross|score|lakh|crore|quarter|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie))(?:th|e?th)?s?)+"
+    r"(?:(?:(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie)|third|fif|eigh(?=th)"
+    r"|nin(?=th)|twelf|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand"
+    r"|(?:m|b|tr|quadr|quint)illion|dozen|gross|score|lakh|crore|quarter)(?:th)?s?)++"  # possessive: in one pass
 )
 """So do these, with their plurals, shares and compounds."""
 

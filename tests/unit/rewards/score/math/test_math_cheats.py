@@ -344,6 +344,7 @@ HUGE = [
     "(1," * 2000 + "2" + ")" * 2000,
     "a = " * 2000 + "42",
     r"\begin{matrix}" * 500,
+    r"3\text{" + "tenmillioneighthninthsfifteen" * 60 + "x}",
     "\ud800",
     "\x00",
 ]

@@ -273,6 +273,10 @@ class RolloutConfig:
     """vllm: auto reads the model's weights at the start; dummy waits for the actor's."""
     engine_kwargs: Annotated[EngineKwargsConfig, OnlyWith.VLLM] = field(default_factory=EngineKwargsConfig)
     """Arguments that go to the engine as they are."""
+    weight_transfer: Literal["object_store", "broadcast"] = "object_store"
+    """How new weights come to a rollout on other devices than the actor's. object_store: Ray's, where the actor does
+    not wait for the rollout; broadcast: a collective, gloo or nccl, where they meet and neither holds more than two
+    buckets of 256 MiB."""
     trust_log_probs: bool | None = None
     """Take the engine's log-probs for those of the policy before its update, which saves a forward pass of the actor.
     Some rows of every step are computed all the same, and the difference is reported. null: where the engine is native

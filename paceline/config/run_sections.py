@@ -341,11 +341,3 @@ class RayConfig:
     """Passed straight to ray.init, such as num_cpus, address or runtime_env."""
     timeline_json_file: LocalPath | None = None
     """Write Ray's own timeline there at the end."""
-
-
-@dataclass(frozen=True)
-class TransferQueueConfig:
-    """The TransferQueue data plane."""
-
-    enable: bool = False
-    """Put TRANSFER_QUEUE_ENABLE=1 into the workers' environment."""

@@ -151,6 +151,13 @@ class Engine(ABC):
         copy what must outlast the next step.
         """
 
+    def weight_shapes(self) -> Iterator[tuple[str, Tensor]]:
+        """As `named_full_weights`, with tensors that have shape and dtype alone; here those that were gathered.
+
+        Every rank must iterate to the end.
+        """
+        return self.named_full_weights()
+
     @abstractmethod
     def snapshot(self) -> Snapshot:
         """A copy of what `save` writes, in the main memory of rank 0. Later steps don't change it."""

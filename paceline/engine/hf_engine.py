@@ -23,7 +23,13 @@ from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
 from paceline.engine.model_calls import packed_call, padded_call, two_sequences
 from paceline.engine.packed_attention import packed_attention, packing_problem
-from paceline.engine.training_state import Snapshot, load_training_state, named_full_tensors, take_snapshot
+from paceline.engine.training_state import (
+    Snapshot,
+    load_training_state,
+    named_full_tensors,
+    shape_alone,
+    take_snapshot,
+)
 from paceline.errors import ConfigError
 from paceline.private_apis.peft_private import adapters_disabled
 
@@ -60,6 +66,10 @@ class HfEngine(MicroBatchEngine):
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         with self.on_device():
             yield from named_full_tensors(self._training_state(self.model))
+
+    def weight_shapes(self) -> Iterator[tuple[str, Tensor]]:
+        with self.on_device():
+            yield from named_full_tensors(self._training_state(self.model), shape_alone)
 
     def snapshot(self) -> Snapshot:
         with self.on_device(optimizer=True):

@@ -275,6 +275,11 @@ class RolloutEngine(ABC):
         """Enter it around several steps to save what each would do anew. The weights must not change inside."""
         return nullcontext()
 
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """What it holds its weights in: `update_weights` may be given these numbers, which are fewer bytes to send."""
+        return torch.float32
+
     @abstractmethod
     def sleep(self) -> None:
         """Give back the memory that only sampling needs, until `wake`."""
@@ -353,7 +358,9 @@ def whole_state(
     weights that did not come raise a PacelineError in the middle of the iteration.
     """
     state = model.state_dict(keep_vars=True)
+    uses = Counter(map(id, state.values()))
     came: dict[int, torch.Tensor] = {}
+    """Of the weights with several names. Others are not kept: they may be large, and parts of a larger bucket."""
     missing = set(state)
     for name, tensor in named_tensors:
         if name not in state:
@@ -363,7 +370,8 @@ def whole_state(
                 f"update_weights got {name!r} of shape {tuple(tensor.shape)}; "
                 f"the rollout's model has {tuple(state[name].shape)}."
             )
-        came[id(state[name])] = tensor
+        if uses[id(state[name])] > 1 and id(state[name]) not in came:
+            came[id(state[name])] = tensor.clone()
         missing.discard(name)
         yield name, tensor
     lost = [name for name in state if name in missing and id(state[name]) not in came]

@@ -273,6 +273,12 @@ class VllmRollout(RolloutEngine):
             raise problems[0]
         self.has_weights = True
 
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        dtype = self.llm.model_config.dtype
+        assert isinstance(dtype, torch.dtype)  # vLLM has resolved a name
+        return dtype
+
     def sleep(self) -> None:
         """Give the weights' and the cache's device memory back, where the platform can; not on a CPU."""
         if self.sleeps and not self.is_asleep:

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 from paceline.catalog import ESTIMATORS, ROLLOUTS
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.derived import device_pools, rollout_pools
 from paceline.config.field_rules import OnlyWith
 from paceline.config.keys import ROLLOUT, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
+from paceline.errors import ConfigError
 
 
 def check_sampling(cfg: PPOConfig) -> Iterator[str]:
@@ -29,6 +31,11 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False: greedy decoding reports log-probs at "
             f"temperature 1, the actor's are at {ROLLOUT}.temperature. Set {ROLLOUT}.trust_log_probs=False."
         )
+    if rollout.weight_transfer == "broadcast" and _rollout_has_the_actors_devices(cfg):
+        yield (
+            f"{ROLLOUT}.weight_transfer=broadcast: the rollout has the actor's devices and shares its weights, so none "
+            "are sent. Leave it out, or set trainer.placement.rollout_devices or rollout_on."
+        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif (engine := ROLLOUTS.built_in.get(rollout.name)) is not None:
@@ -43,6 +50,14 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
                     f"{name} is a setting of vLLM; the {rollout.name} rollout has no such thing. "
                     f"Leave it out, or set {ROLLOUT}.name=vllm."
                 )
+
+
+def _rollout_has_the_actors_devices(cfg: PPOConfig) -> bool:
+    """Whether no other pool generates."""
+    try:
+        return rollout_pools(cfg.trainer) == list(device_pools(cfg.trainer))[:1]
+    except ConfigError:  # check_pools reports it
+        return False
 
 
 def _check_vllm(cfg: PPOConfig) -> Iterator[str]:

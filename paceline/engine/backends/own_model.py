@@ -110,6 +110,11 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
             for alias in self._aliases[name]:
                 yield alias, weight
 
+    def weight_shapes(self) -> Iterator[tuple[str, Tensor]]:
+        for name in (name for part in self.parts for name in part.names):
+            for alias in self._aliases[name]:
+                yield alias, self.hf_model.get_parameter(name).detach()
+
     def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
         for part in self.parts:

@@ -437,6 +437,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "the rollout is on actor_rollout_ref_pool and critic_pool; name one pool",
     ),
+    (
+        {f"{ROLLOUT}.weight_transfer": "broadcast"},
+        f"{ROLLOUT}.weight_transfer=broadcast: the rollout has the actor's devices and shares its weights",
+    ),
+    (
+        {
+            f"{ROLLOUT}.weight_transfer": "broadcast",
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.name": "split",
+        },
+        "Leave it out, or set trainer.placement.rollout_devices or rollout_on.",
+    ),
+    ({f"{ROLLOUT}.weight_transfer": "nccl"}, f"{ROLLOUT}.weight_transfer='nccl' is not known"),
+    ({"transfer_queue.enable": True}, "transfer_queue.enable is not supported yet: batches go from process to"),
     ({"trainer.schedule.max_staleness": -1}, "trainer.schedule.max_staleness=-1 is out of range"),
     (
         {"trainer.schedule.max_staleness": 2},

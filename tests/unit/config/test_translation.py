@@ -128,6 +128,8 @@ def test_micro_batches_that_are_left_open_are_the_default() -> None:
 SO_ANYWAY: list[dict[str, Any]] = [
     {f"{ACTOR}.use_torch_compile": False},
     {f"{REF}.use_torch_compile": "false"},
+    {"transfer_queue.storage_backend": "x"},
+    {"transfer_queue.enable": False},
     {f"{ACTOR}.ulysses_sequence_parallel_size": 1},
     {f"{ACTOR}.fsdp_config.fsdp_size": -1},
     {f"{REF}.fsdp_config.model_dtype": "fp32"},
@@ -179,7 +181,6 @@ NO_EFFECT: list[dict[str, Any]] = [
     {f"{ACTOR}.checkpoint.save_contents": ["model"]},
     {f"{ACTOR}.megatron.override_transformer_config.apply_rope_fusion": True},
     {"reward.reward_model.rollout.name": "vllm"},
-    {"transfer_queue.storage_backend": "x"},
 ]
 
 

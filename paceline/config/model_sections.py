@@ -145,6 +145,10 @@ class ActorConfig:
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Count = 1
+    """fsdp2: devices that share each sequence, >= 1: each has a part of its tokens and, in the attention, a part of the
+    heads. For sequences that one device has no memory for. Divides the devices of the pool and the attention heads.
+    Tokens per device count its part. The reference has the same."""
     ppo_mini_batch_size: Count = 256
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1.
     Divides data.train_batch_size."""
@@ -343,6 +347,8 @@ class CriticConfig:
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Count = 1
+    """As the actor's, >= 1; need not be the same."""
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: Count | None = None

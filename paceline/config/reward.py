@@ -121,6 +121,8 @@ class RewardModelConfig:
     """Where strategy=megatron."""
     torchtitan: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Annotated[Count, OnlyWith.REWARD_MODEL] = 1
+    """As the actor's, >= 1; need not be the same."""
     model: Annotated[RewardModelModelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=RewardModelModelConfig)
     """The model; its path is needed if enable is true."""
     micro_batch_size_per_gpu: Annotated[Count | None, OnlyWith.REWARD_MODEL] = None

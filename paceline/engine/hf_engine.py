@@ -21,7 +21,7 @@ from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.model_calls import packed_call, padded_call, two_sequences
+from paceline.engine.model_calls import ModelCall, packed_call, padded_call, two_sequences
 from paceline.engine.packed_attention import packed_attention, packing_problem
 from paceline.engine.training_state import (
     Snapshot,
@@ -136,5 +136,8 @@ class HfEngine(MicroBatchEngine):
         make_call = packed_call if packed else padded_call
         call = replace(make_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         with self._precision():
-            answers: dict[str, Tensor] = self.root(call, temperature)
+            return self._answer_call(call, temperature)
+
+    def _answer_call(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
+        answers: dict[str, Tensor] = self.root(call, temperature)
         return answers

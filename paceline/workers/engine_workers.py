@@ -88,6 +88,7 @@ class ActorRolloutRefWorker(WeightCalls):
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 lora=lora_of(config.model),
                 offload=config.actor.fsdp_config,
             )
@@ -97,6 +98,7 @@ class ActorRolloutRefWorker(WeightCalls):
                 config.model,
                 kind="causal_lm",
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 offload=config.ref.fsdp_config,
             )
         if self.is_rollout:
@@ -267,6 +269,7 @@ class TrainingWorker(RoleWorker):
                 optim=config.optim,
                 grad_clip=config.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config),
+                ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
                 offload=config.model.fsdp_config,
             )
 
@@ -278,6 +281,7 @@ class TrainingWorker(RoleWorker):
             model,
             kind="sequence_classification",
             tensor_model_parallel_size=tensor_parallel_size(config),
+            ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
             offload=model.fsdp_config,
         )
         policy, judge = (

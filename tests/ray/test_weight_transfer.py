@@ -56,6 +56,7 @@ class ManyBucketsRunner(TaskRunner):
         self.role_worker_mapping |= {Role.Actor: InManyBuckets, Role.Rollout: InManyBuckets}
 
 
+@pytest.mark.slow
 def test_a_rollout_that_dies_while_weights_come_has_whole_ones_after_the_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

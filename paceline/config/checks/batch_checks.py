@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paceline.catalog import BACKENDS
 from paceline.config import PPOConfig
-from paceline.config.checks.model_checks import check_tensor_parallelism
+from paceline.config.checks.model_checks import check_shared_sequences, check_tensor_parallelism
 from paceline.config.derived import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools, uses_critic
 from paceline.config.keys import ACTOR, ROLLOUT
 from paceline.errors import ConfigError
@@ -57,6 +57,7 @@ def check_pools(cfg: PPOConfig) -> Iterator[str]:
     if cfg.reward_model.enable:
         strategies.append(("reward_model", str(cfg.reward_model.strategy), critic_pool))
     yield from check_tensor_parallelism(cfg, strategies, pools)
+    yield from check_shared_sequences(cfg, strategies, pools)
     for section, strategy, pool in strategies:
         backend = BACKENDS.get(strategy)
         if backend is not None and not backend.many_devices and sum(pools[pool]) > 1:

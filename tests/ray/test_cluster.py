@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -142,6 +143,26 @@ def test_threads_and_device_are_those_of_the_nodes_that_run_workers() -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_pool_waits_for_nodes_that_join_on_demand(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    ray.init(cluster.address)
+    three = {"process_on_nodes": [1, 1, 1], "use_gpu": False}
+    with pytest.raises(ResourceError, match="did not fit this cluster within 2 s"):
+        RayWorkerGroup(RayResourcePool(**three, wait_for_nodes_seconds=2), RayClassWithInitArgs(Counting))
+    assert "waits for nodes since 0 s" in caplog.text
+    joining = threading.Timer(3, cluster.add_node, kwargs={"num_cpus": 1})
+    joining.start()
+    try:
+        pool = RayResourcePool(**three, wait_for_nodes_seconds=60)
+        group = RayWorkerGroup(pool, RayClassWithInitArgs(Counting))
+        assert len(group.threads()) == 3
+        group.shutdown()
+    finally:
+        joining.join()
+    with pytest.raises(ResourceError, match="can never fit this cluster"):
+        RayWorkerGroup(RayResourcePool([1, 1, 1, 1], use_gpu=False), RayClassWithInitArgs(Counting))
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)

@@ -72,6 +72,7 @@ class ResourcePoolManager:
         device: str = "cpu",
         cpus_per_device: float = 1.0,
         threads_per_worker: int | None = None,
+        wait_for_nodes_seconds: float = 0.0,
     ) -> None:
         """Make the pool objects. Ray reserves their devices when the first worker group starts.
 
@@ -86,6 +87,7 @@ class ResourcePoolManager:
             cpus_per_device=cpus_per_device,
             threads_per_worker=threads_per_worker,
             device_name=device,
+            wait_for_nodes_seconds=wait_for_nodes_seconds,
         )
         sizes = [sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values()]
         names = list(self.resource_pool_spec)

@@ -160,12 +160,16 @@ class Engine(ABC):
         copy what must outlast the next step.
         """
 
-    def weight_shapes(self) -> Iterator[tuple[str, Tensor]]:
-        """As `named_full_weights`, with tensors that have shape and dtype alone; here those that were gathered.
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """With LoRA: A and B alone, whole, under the names of peft's file. As `named_full_weights` otherwise."""
+        raise ConfigError(f"{type(self).__name__} has no LoRA adapter to give.")
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """As `named_full_weights` or `named_adapter`, with shapes and dtypes alone; here of tensors that were gathered.
 
         Every rank must iterate to the end.
         """
-        return self.named_full_weights()
+        return self.named_adapter() if adapter else self.named_full_weights()
 
     @abstractmethod
     def snapshot(self) -> Snapshot:

@@ -26,6 +26,7 @@ from paceline.engine.packed_attention import packed_attention, packing_problem
 from paceline.engine.training_state import (
     Snapshot,
     load_training_state,
+    named_adapter_tensors,
     named_full_tensors,
     shape_alone,
     take_snapshot,
@@ -67,9 +68,14 @@ class HfEngine(MicroBatchEngine):
         with self.on_device():
             yield from named_full_tensors(self._training_state(self.model))
 
-    def weight_shapes(self) -> Iterator[tuple[str, Tensor]]:
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
         with self.on_device():
-            yield from named_full_tensors(self._training_state(self.model), shape_alone)
+            yield from named_adapter_tensors(self._training_state(self.model))
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        named = named_adapter_tensors if adapter else named_full_tensors
+        with self.on_device():
+            yield from named(self._training_state(self.model), shape_alone)
 
     def snapshot(self) -> Snapshot:
         with self.on_device(optimizer=True):

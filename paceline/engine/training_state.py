@@ -216,6 +216,13 @@ def named_full_tensors(
     return ((name, whole(value)) for name, value in tensors.items())
 
 
+def named_adapter_tensors(
+    state: TrainingState, whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """A and B of all adapted layers, whole, under the names of peft's file; otherwise as `named_full_tensors`."""
+    return adapter_tensors(_state_dict(state.root), whole or full_tensor)
+
+
 def _state_dict(root: nn.Module) -> dict[str, torch.Tensor]:
     """The model's state dict as the backend holds it."""
     tensors = cast(dict[str, torch.Tensor], get_model_state_dict(root))

@@ -242,6 +242,8 @@ class RolloutEngine(ABC):
     ) -> None:
         """Take new weights, named as in the Hugging Face model's state dict. All of them must come.
 
+        With `takes_adapter`, LoRA's A and B come in their place, named as in peft's file.
+
         It may be called between two steps: responses under way go on with the new weights. With "recompute" their keys
         and values are computed again, so that further log-probs are those of the new weights; with "keep" the old ones
         stay, which is faster and less exact. What is submitted later never sees keys and values of old weights.
@@ -279,6 +281,11 @@ class RolloutEngine(ABC):
     def weights_dtype(self) -> torch.dtype:
         """What it holds its weights in: `update_weights` may be given these numbers, which are fewer bytes to send."""
         return torch.float32
+
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether it has the base weights of the policy, and `update_weights` wants LoRA's adapter alone."""
+        return False
 
     @abstractmethod
     def sleep(self) -> None:

@@ -168,7 +168,8 @@ class ActorRolloutRefWorker(WeightCalls):
     def rollout_on_device(self) -> Iterator[None]:
         rollout = built(self.rollout)
         if self.rollout_is_stale:
-            rollout.update_weights(built(self.actor).named_full_weights(), self.version, self.kv_cache)
+            weights = self.named_policy(adapter=rollout.takes_adapter)
+            rollout.update_weights(weights, self.version, self.kv_cache)
             self.rollout_is_stale = False
         # The actor's own module may be offloaded.
         with built(self.actor).on_device() if self._samples_from_actor else nullcontext():

@@ -1,12 +1,13 @@
 """How the policy's weights come to a rollout in other processes: through Ray's object store, or by broadcast.
 
-Weights travel in the numbers in which the rollout holds them, `weights_dtype` says which, and are the same bit for bit
-either way.
+Weights travel in the numbers in which the rollout holds them, and are the same bit for bit either way. Of a policy with
+LoRA, all weights come with the adapter merged or, to an engine that takes it, the adapter alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,16 @@ BUCKET_BYTES = 256 * 2**20
 """Large enough that calls cost nothing beside it, small enough that a rank never holds much of the model twice."""
 
 
+@dataclass(frozen=True)
+class WantedWeights:
+    """What a rollout is to be sent."""
+
+    dtype: str
+    """The name of the numbers that it holds its weights in, such as bfloat16."""
+    adapter: bool
+    """LoRA's A and B alone: it has the base weights."""
+
+
 class WeightCalls(RequestCalls):
     """The part of a worker that sends the policy, or takes it for its rollout."""
 
@@ -36,22 +47,29 @@ class WeightCalls(RequestCalls):
         self.channel: WeightChannel | None = None
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def weights_dtype(self) -> str:
-        """The name of the numbers that the rollout holds its weights in, such as bfloat16."""
-        return str(built(self.rollout).weights_dtype).removeprefix("torch.")
+    def wanted_weights(self) -> WantedWeights:
+        """What the rollout is to be sent."""
+        rollout = built(self.rollout)
+        return WantedWeights(str(rollout.weights_dtype).removeprefix("torch."), rollout.takes_adapter)
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def count_weight_buckets(self, dtype: str) -> int:
+    def count_weight_buckets(self, wanted: WantedWeights) -> int:
         """Into how many parts `send_weights` divides the policy. Nothing is gathered for it, if the engine can tell."""
-        return sum(1 for _ in in_buckets(in_numbers(built(self.actor).weight_shapes(), dtype)))
+        shapes = built(self.actor).weight_shapes(adapter=wanted.adapter)
+        return sum(1 for _ in in_buckets(in_numbers(shapes, wanted.dtype)))
+
+    def named_policy(self, *, adapter: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy as it is now: all weights, or LoRA's adapter alone. Collective."""
+        actor = built(self.actor)
+        return actor.named_adapter() if adapter else actor.named_full_weights()
 
     # Through the object store.
 
     @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
-    def send_weights(self, bucket: int, dtype: str) -> DataProto:
+    def send_weights(self, bucket: int, wanted: WantedWeights) -> DataProto:
         """One part of the policy's whole weights. Parts are asked for in order."""
         if bucket == 0:
-            self.outgoing = in_buckets(in_numbers(built(self.actor).named_full_weights(), dtype))
+            self.outgoing = in_buckets(in_numbers(self.named_policy(adapter=wanted.adapter), wanted.dtype))
         return DataProto(meta_info={"weights": next(self.outgoing)})
 
     @role_method(Dispatch.ONE_TO_ALL)
@@ -85,11 +103,11 @@ class WeightCalls(RequestCalls):
             self.channel = WeightChannel(self.store, 0, size, device, timeout)
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def broadcast_weights(self, dtype: str) -> None:
+    def broadcast_weights(self, wanted: WantedWeights) -> None:
         """Send the policy's whole weights to `receive_broadcast`. All ranks gather, the first sends."""
-        weights = built(self.actor).named_full_weights()
+        weights = self.named_policy(adapter=wanted.adapter)
         if self.channel is not None:
-            self.channel.send(in_numbers(weights, dtype), BUCKET_BYTES)
+            self.channel.send(in_numbers(weights, wanted.dtype), BUCKET_BYTES)
         for _ in weights:  # those of other ranks
             pass
 

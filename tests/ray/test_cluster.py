@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -152,15 +152,14 @@ def test_a_pool_waits_for_nodes_that_join_on_demand(cluster: Cluster, caplog: py
     with pytest.raises(ResourceError, match="did not fit this cluster within 2 s"):
         RayWorkerGroup(RayResourcePool(**three, wait_for_nodes_seconds=2), RayClassWithInitArgs(Counting))
     assert "waits for nodes since 0 s" in caplog.text
-    joining = threading.Timer(3, cluster.add_node, kwargs={"num_cpus": 1})
-    joining.start()
-    try:
-        pool = RayResourcePool(**three, wait_for_nodes_seconds=60)
-        group = RayWorkerGroup(pool, RayClassWithInitArgs(Counting))
-        assert len(group.threads()) == 3
-        group.shutdown()
-    finally:
-        joining.join()
+    pool = RayResourcePool(**three, wait_for_nodes_seconds=60)
+    with ThreadPoolExecutor(1) as thread:  # Ray starts a node in the main thread alone
+        waiting = thread.submit(pool.acquire, "late", 10)
+        time.sleep(2)
+        assert not waiting.done()
+        cluster.add_node(num_cpus=1)
+        assert len(waiting.result()) == 3
+    pool.release("late")
     with pytest.raises(ResourceError, match="can never fit this cluster"):
         RayWorkerGroup(RayResourcePool([1, 1, 1, 1], use_gpu=False), RayClassWithInitArgs(Counting))
 

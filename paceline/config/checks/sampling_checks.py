@@ -13,6 +13,9 @@ from paceline.config.keys import ROLLOUT, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
 from paceline.errors import ConfigError
 
+LARGEST_LORA_RANK = 512
+"""That vLLM can be made for."""
+
 
 def check_sampling(cfg: PPOConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
@@ -72,6 +75,18 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.load_format={rollout.load_format} is not supported: set auto, to start with the weights of "
             "actor_rollout_ref.model.path, or dummy, to wait for the actor's."
         )
+    if rollout.engine_kwargs.vllm.get("enable_lora"):
+        rank = cfg.actor_rollout_ref.model.lora_rank
+        if not 1 <= rank <= LARGEST_LORA_RANK:
+            yield (
+                f"{ROLLOUT}.engine_kwargs.vllm: enable_lora=True with actor_rollout_ref.model.lora_rank={rank}: vLLM "
+                f"computes adapters of rank 1 to {LARGEST_LORA_RANK}. Leave it out, and it gets merged weights."
+            )
+        if rollout.load_format != "auto":
+            yield (
+                f"{ROLLOUT}.engine_kwargs.vllm: enable_lora=True with {ROLLOUT}.load_format={rollout.load_format}: "
+                f"only adapters are sent, so vLLM must have read the base weights. Set load_format=auto."
+            )
     longest = cfg.data.max_prompt_length + cfg.data.max_response_length
     if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
         yield (

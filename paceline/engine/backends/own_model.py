@@ -89,7 +89,8 @@ class OwnModelEngine(AllRanks, SharedRows):
             for alias in self._aliases[name]:
                 yield alias, weight
 
-    def weight_shapes(self) -> Iterator[tuple[str, Tensor]]:
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        assert not adapter  # takes_lora is False
         for name in (name for part in self.parts for name in part.names):
             for alias in self._aliases[name]:
                 yield alias, self.hf_model.get_parameter(name).detach()

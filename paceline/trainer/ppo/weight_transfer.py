@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import RayWorkerGroup, joint_calls
+
+if TYPE_CHECKING:
+    from paceline.workers.weight_calls import WantedWeights
 
 
 class WeightTransfer(ABC):
@@ -15,8 +18,7 @@ class WeightTransfer(ABC):
 
     def __init__(self, actor: RayWorkerGroup, rollout: RayWorkerGroup) -> None:
         self.actor, self.rollout = actor, rollout
-        self.dtype: str = rollout.weights_dtype().get()[0]
-        """What the rollout holds its weights in, and what is sent."""
+        self.wanted: WantedWeights = rollout.wanted_weights().get()[0]
 
     @abstractmethod
     def send(self, version: int) -> DataProtoFuture:
@@ -28,10 +30,10 @@ class ObjectStoreTransfer(WeightTransfer):
 
     def __init__(self, actor: RayWorkerGroup, rollout: RayWorkerGroup) -> None:
         super().__init__(actor, rollout)
-        self.num_buckets: int = actor.count_weight_buckets(self.dtype).get()[0]
+        self.num_buckets: int = actor.count_weight_buckets(self.wanted).get()[0]
 
     def send(self, version: int) -> DataProtoFuture:
-        buckets = [self.actor.send_weights(bucket, self.dtype) for bucket in range(self.num_buckets)]
+        buckets = [self.actor.send_weights(bucket, self.wanted) for bucket in range(self.num_buckets)]
         received: DataProtoFuture = self.rollout.receive_weights(*buckets, version=version)
         return received
 
@@ -52,7 +54,7 @@ class BroadcastTransfer(WeightTransfer):
 
     def send(self, version: int) -> DataProtoFuture:
         with joint_calls():
-            self.actor.broadcast_weights(self.dtype)
+            self.actor.broadcast_weights(self.wanted)
             received: DataProtoFuture = self.rollout.receive_broadcast(version)
         return received
 

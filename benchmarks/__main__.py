@@ -21,7 +21,7 @@ from benchmarks.table import RECORDS, markdown
 from paceline.report.environment import describe_environment
 
 BENCHMARKS = (
-    "startup", "data", "graders", "transport", "controller", "rollout", "update", "overlap", "schedules",
+    "startup", "data", "graders", "transport", "weights", "controller", "rollout", "update", "overlap", "schedules",
     "ppo_step", "grpo_step",
 )  # fmt: skip
 PEERS = {"trl": ("ppo_step", "grpo_step"), "verl": ("transport",)}

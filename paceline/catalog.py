@@ -93,6 +93,8 @@ class BackendEntry(NameEntry):
     """It takes sequences without padding, one after the other."""
     tensor_parallel: bool = False
     """It divides layers between devices; the section of its name says between how many."""
+    ulysses: bool = False
+    """Its devices can share sequences, as many as ulysses_sequence_parallel_size says."""
     many_devices: bool = True
     """It trains on more than one device."""
     recomputes_on_cpu: bool = True
@@ -260,7 +262,7 @@ BACKENDS = Catalog(
     {
         "local": BackendEntry(f"{_BACKENDS}.local_engine", lora=True, many_devices=False),
         "fsdp": BackendEntry(f"{_BACKENDS}.fsdp"),
-        "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True),
+        "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True, ulysses=True),
         "torchtitan": BackendEntry(
             f"{_BACKENDS}.torchtitan",
             package="torchtitan",

@@ -45,7 +45,6 @@ from paceline.config.run_sections import (
     SamplerConfig,
     ScheduleConfig,
     TrainerConfig,
-    TransferQueueConfig,
 )
 
 
@@ -69,8 +68,6 @@ class PPOConfig:
     """The run."""
     ray_kwargs: RayConfig = field(default_factory=RayConfig)
     """Ray."""
-    transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)
-    """Data plane."""
 
 
 __all__ = [
@@ -108,6 +105,5 @@ __all__ = [
     "SourceWeights",
     "TrainedModelConfig",
     "TrainerConfig",
-    "TransferQueueConfig",
     "ValSamplingConfig",
 ]

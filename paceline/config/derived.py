@@ -22,6 +22,7 @@ GLOBAL_POOL = "global_pool"
 ACTOR_POOL = "actor_rollout_ref_pool"
 CRITIC_POOL = "critic_pool"
 ROLLOUT_POOL = "rollout_pool"
+REWARD_MODEL_POOL = "reward_model_pool"
 UPDATE_ROWS, FORWARD_ROWS = 8, 16
 """Responses of a micro-batch with gradients, and of one without, where micro-batches go by rows and none are set."""
 TOKEN_BUDGET = 4096
@@ -120,6 +121,20 @@ def backend_for(strategy: str | None, num_devices: int) -> str:
     return strategy or ("local" if num_devices == 1 else "fsdp2")
 
 
+def reward_model_pool(config: PPOConfig) -> list[int]:
+    """Devices per node of the reward model's own pool; none if it has no such pool."""
+    section = config.reward_model
+    if not (section.enable and section.enable_resource_pool):
+        return []
+    return [section.n_gpus_per_node or config.trainer.n_gpus_per_node] * (section.nnodes or 1)
+
+
+def run_pools(config: PPOConfig) -> Pools:
+    """All pools of a placement: those that share the trainer's devices, and the reward model's own."""
+    own = reward_model_pool(config)
+    return device_pools(config.trainer) | ({REWARD_MODEL_POOL: own} if own else {})
+
+
 def role_pools(trainer: TrainerConfig) -> tuple[list[int], list[int]]:
     """Devices per node of the actor's pool, and of that of critic and reward model."""
     pools = device_pools(trainer)
@@ -136,12 +151,13 @@ def with_backends(config: PPOConfig) -> PPOConfig:
     except ConfigError:  # a placement that can't be; any number of devices will do to check the rest
         actor_devices = critic_devices = 2
     policy, critic, scorer = config.actor_rollout_ref, config.critic, config.reward_model
+    scorer_devices = sum(reward_model_pool(config)) or critic_devices
     actor = replace(policy.actor, strategy=backend_for(policy.actor.strategy, actor_devices))
     return replace(
         config,
         actor_rollout_ref=replace(policy, actor=actor),
         critic=replace(critic, strategy=backend_for(critic.strategy, critic_devices)),
-        reward_model=replace(scorer, strategy=backend_for(scorer.strategy, critic_devices)),
+        reward_model=replace(scorer, strategy=backend_for(scorer.strategy, scorer_devices)),
     )
 
 

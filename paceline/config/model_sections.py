@@ -145,6 +145,10 @@ class ActorConfig:
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Count = 1
+    """fsdp2: devices that share each sequence, >= 1: each has a part of its tokens and, in the attention, a part of the
+    heads. For sequences that one device has no memory for. Divides the devices of the pool and the attention heads.
+    Tokens per device count its part. The reference has the same."""
     ppo_mini_batch_size: Count = 256
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1.
     Divides data.train_batch_size."""
@@ -273,6 +277,10 @@ class RolloutConfig:
     """vllm: auto reads the model's weights at the start; dummy waits for the actor's."""
     engine_kwargs: Annotated[EngineKwargsConfig, OnlyWith.VLLM] = field(default_factory=EngineKwargsConfig)
     """Arguments that go to the engine as they are."""
+    weight_transfer: Literal["object_store", "broadcast"] = "object_store"
+    """How new weights come to a rollout on other devices than the actor's. object_store: Ray's, where the actor does
+    not wait for the rollout; broadcast: a collective, gloo or nccl, where they meet and neither holds more than two
+    buckets of 256 MiB."""
     trust_log_probs: bool | None = None
     """Take the engine's log-probs for those of the policy before its update, which saves a forward pass of the actor.
     Some rows of every step are computed all the same, and the difference is reported. null: where the engine is native
@@ -339,6 +347,8 @@ class CriticConfig:
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Count = 1
+    """As the actor's, >= 1; need not be the same."""
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: Count | None = None

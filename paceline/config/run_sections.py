@@ -258,6 +258,9 @@ class TrainerConfig:
     """Devices per node, in [1, 1024]: GPUs, or worker processes on a CPU."""
     device: Literal["cuda", "npu", "cpu"] | None = None
     """What a device is. null: what this machine has."""
+    wait_for_nodes_seconds: NotNegative = 0
+    """How long a pool that is larger than the cluster waits for nodes to join, >= 0: for clusters that grow on demand,
+    which are told what is wanted. 0: an error at once. Set device, which nodes that are not there do not tell."""
     cpus_per_device: NotNegative = 1
     """Ray CPUs that one device takes, >= 0; more than 0 on a CPU, where nothing else counts devices."""
     threads_per_worker: Count | None = None
@@ -341,11 +344,3 @@ class RayConfig:
     """Passed straight to ray.init, such as num_cpus, address or runtime_env."""
     timeline_json_file: LocalPath | None = None
     """Write Ray's own timeline there at the end."""
-
-
-@dataclass(frozen=True)
-class TransferQueueConfig:
-    """The TransferQueue data plane."""
-
-    enable: bool = False
-    """Put TRANSFER_QUEUE_ENABLE=1 into the workers' environment."""

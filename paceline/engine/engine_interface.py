@@ -63,6 +63,8 @@ class EngineSpec:
     """Device type: cpu, cuda, npu."""
     tensor_model_parallel_size: int = 1
     """Ranks that hold one model together, each a part of every layer; for backends that can."""
+    ulysses_sequence_parallel_size: int = 1
+    """Ranks that share each sequence, each with a part of its tokens; for backends that can."""
     lora: LoraSpec | None = None
     """Adapters to train in place of all weights."""
     param_offload: bool = False
@@ -94,6 +96,8 @@ class Engine(ABC):
     """Whether this backend computes in `compute_dtype`."""
     takes_offload: ClassVar[bool] = True
     """Whether this backend can keep in main memory what it holds, between calls."""
+    takes_ulysses: ClassVar[bool] = False
+    """Whether ranks of this backend can share sequences."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.lora is not None and not self.takes_lora:
@@ -104,6 +108,11 @@ class Engine(ABC):
             raise ConfigError(
                 f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
                 "fsdp_config."
+            )
+        if spec.ulysses_sequence_parallel_size > 1 and not self.takes_ulysses:
+            raise ConfigError(
+                f"{type(self).__name__} keeps a sequence on one rank; set ulysses_sequence_parallel_size=1, or "
+                "strategy=fsdp2."
             )
         self.spec = spec
         self.device = torch.device(spec.device)
@@ -150,6 +159,17 @@ class Engine(ABC):
         than its shares and the largest tensor. Every rank must iterate to the end. Tensors may be the live parameters:
         copy what must outlast the next step.
         """
+
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """With LoRA: A and B alone, whole, under the names of peft's file. As `named_full_weights` otherwise."""
+        raise ConfigError(f"{type(self).__name__} has no LoRA adapter to give.")
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """As `named_full_weights` or `named_adapter`, with shapes and dtypes alone; here of tensors that were gathered.
+
+        Every rank must iterate to the end.
+        """
+        return self.named_adapter() if adapter else self.named_full_weights()
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
@@ -220,12 +240,14 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
         if engine.__module__ == BACKENDS.modules.get(name):
             can = BACKENDS.built_in[name]
             engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
+            engine.takes_ulysses = can.ulysses
         else:
             # A class that is no Engine, and does not say what it takes, refuses it by itself.
             entry = BackendEntry(
                 lora=getattr(engine, "takes_lora", True),
                 bfloat16=getattr(engine, "takes_bfloat16", True),
                 offload=getattr(engine, "takes_offload", True),
+                ulysses=getattr(engine, "takes_ulysses", True),
             )
             BACKENDS.add(name, entry)
         return engine

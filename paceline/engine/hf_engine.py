@@ -21,9 +21,16 @@ from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.model_calls import packed_call, padded_call, two_sequences
+from paceline.engine.model_calls import ModelCall, packed_call, padded_call, two_sequences
 from paceline.engine.packed_attention import packed_attention, packing_problem
-from paceline.engine.training_state import Snapshot, load_training_state, named_full_tensors, take_snapshot
+from paceline.engine.training_state import (
+    Snapshot,
+    load_training_state,
+    named_adapter_tensors,
+    named_full_tensors,
+    shape_alone,
+    take_snapshot,
+)
 from paceline.errors import ConfigError
 from paceline.private_apis.peft_private import adapters_disabled
 
@@ -60,6 +67,15 @@ class HfEngine(MicroBatchEngine):
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         with self.on_device():
             yield from named_full_tensors(self._training_state(self.model))
+
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        with self.on_device():
+            yield from named_adapter_tensors(self._training_state(self.model))
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        named = named_adapter_tensors if adapter else named_full_tensors
+        with self.on_device():
+            yield from named(self._training_state(self.model), shape_alone)
 
     def snapshot(self) -> Snapshot:
         with self.on_device(optimizer=True):
@@ -126,5 +142,8 @@ class HfEngine(MicroBatchEngine):
         make_call = packed_call if packed else padded_call
         call = replace(make_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         with self._precision():
-            answers: dict[str, Tensor] = self.root(call, temperature)
+            return self._answer_call(call, temperature)
+
+    def _answer_call(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
+        answers: dict[str, Tensor] = self.root(call, temperature)
         return answers

@@ -94,6 +94,10 @@ class ModelRollout(RolloutEngine):
         for name, tensor in whole_state(self.model, named_tensors):
             state[name].copy_(tensor)
 
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        return self.model.dtype
+
     def sleep(self) -> None:
         """Free what the device's allocator holds back. Caches are there while requests are under way, and stay."""
         if self.model.device.type != "cpu":

@@ -243,6 +243,8 @@ class RolloutEngine(ABC):
     ) -> None:
         """Take new weights, named as in the Hugging Face model's state dict. All of them must come.
 
+        With `takes_adapter`, LoRA's A and B come in their place, named as in peft's file.
+
         It may be called between two steps: responses under way go on with the new weights. With "recompute" their keys
         and values are computed again, so that further log-probs are those of the new weights; with "keep" the old ones
         stay, which is faster and less exact. What is submitted later never sees keys and values of old weights.
@@ -298,6 +300,16 @@ class RolloutEngine(ABC):
     def preparing(self) -> AbstractContextManager[None]:
         """What an engine changes around steps: see `decoding`."""
         return nullcontext()
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """What it holds its weights in: `update_weights` may be given these numbers, which are fewer bytes to send."""
+        return torch.float32
+
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether it has the base weights of the policy, and `update_weights` wants LoRA's adapter alone."""
+        return False
 
     @abstractmethod
     def sleep(self) -> None:
@@ -377,7 +389,9 @@ def whole_state(
     weights that did not come raise a PacelineError in the middle of the iteration.
     """
     state = model.state_dict(keep_vars=True)
+    uses = Counter(map(id, state.values()))
     came: dict[int, torch.Tensor] = {}
+    """Of the weights with several names. Others are not kept: they may be large, and parts of a larger bucket."""
     missing = set(state)
     for name, tensor in named_tensors:
         if name not in state:
@@ -387,7 +401,8 @@ def whole_state(
                 f"update_weights got {name!r} of shape {tuple(tensor.shape)}; "
                 f"the rollout's model has {tuple(state[name].shape)}."
             )
-        came[id(state[name])] = tensor
+        if uses[id(state[name])] > 1 and id(state[name]) not in came:
+            came[id(state[name])] = tensor.clone()
         missing.discard(name)
         yield name, tensor
     lost = [name for name in state if name in missing and id(state[name]) not in came]

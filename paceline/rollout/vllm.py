@@ -42,6 +42,7 @@ from paceline.rollout.rollout_interface import (
     token_ids,
     whole_state,
 )
+from paceline.rollout.vllm_adapter import AdapterFolder, adapted_policy, room_for_adapter
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -84,6 +85,7 @@ class VllmRollout(RolloutEngine):
         *,
         has_weights: bool,
         sleeps: bool,
+        adapter: AdapterFolder | None = None,
         peers: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
@@ -92,6 +94,7 @@ class VllmRollout(RolloutEngine):
         """Of the requests under way, the ids that vLLM gave them."""
         self._names: dict[str, RequestId] = {}
         """The requests under way by the ids in vLLM's outputs, which are those that we gave it."""
+        self.adapter = adapter
         self.peers = peers
         self.eos_token_ids = sorted(eos_token_ids)
         self.has_weights = has_weights
@@ -125,9 +128,17 @@ class VllmRollout(RolloutEngine):
             with shared_memory_of_this_run() if is_shared and spec.device == "cpu" else nullcontext():
                 llm = LLM(**arguments)
         silence_reload()
+        policy = adapted_policy(spec.model, spec.config)
         configured = llm.model_config.try_get_generation_config().get("eos_token_id")
         eos = {*spec.eos_token_ids, *token_ids(configured)}
-        return cls(llm, eos, has_weights=not is_dummy, sleeps=sleeps, peers=engine_peers() if is_shared else None)
+        return cls(
+            llm,
+            eos,
+            has_weights=not is_dummy,
+            sleeps=sleeps,
+            adapter=AdapterFolder(policy) if policy is not None else None,
+            peers=engine_peers() if is_shared else None,
+        )
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in order. Equal prompts share what vLLM's prefix cache holds of them."""
@@ -168,7 +179,10 @@ class VllmRollout(RolloutEngine):
                 name = str(next(self.llm.request_counter))
                 # The salt keeps prefixes of old weights from new requests while old ones are under way.
                 prompt = tokens_input(request.context, cache_salt=str(self.version))
-                self._ids[request.id] = self.llm.llm_engine.add_request(name, prompt, self._sampling_of(request))
+                adapter = self.adapter.of_requests if self.adapter is not None else None
+                self._ids[request.id] = self.llm.llm_engine.add_request(
+                    name, prompt, self._sampling_of(request), lora_request=adapter
+                )
                 self._names[name] = request.id
         except BaseException:  # vLLM refuses, for example, token ids that the model does not have
             self._drop([request.id for request in requests if request.id in self._ids])
@@ -251,6 +265,9 @@ class VllmRollout(RolloutEngine):
                 "actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False."
             )
         self.wake()
+        if self.adapter is not None:
+            self.llm.llm_engine.add_lora(self.adapter.write(named_tensors))
+            return
         problems: list[PacelineError] = []
 
         def checked() -> Iterator[tuple[str, torch.Tensor]]:
@@ -264,6 +281,16 @@ class VllmRollout(RolloutEngine):
         if problems:
             raise problems[0]
         self.has_weights = True
+
+    @property
+    def takes_adapter(self) -> bool:
+        return self.adapter is not None
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        dtype = self.llm.model_config.dtype
+        assert isinstance(dtype, torch.dtype)  # vLLM has resolved a name
+        return dtype
 
     def sleep(self) -> None:
         """Give the weights' and the cache's device memory back, where the platform can; not on a CPU."""
@@ -331,6 +358,8 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
         **ours,
         **asked,
     }
+    if (policy := adapted_policy(spec.model, config)) is not None:
+        arguments = room_for_adapter(policy) | arguments
     if config.tensor_model_parallel_size > 1:
         arguments["tensor_parallel_size"] = config.tensor_model_parallel_size
         arguments["distributed_executor_backend"] = "external_launcher"  # the ranks are there: vLLM starts no process

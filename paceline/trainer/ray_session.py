@@ -334,7 +334,7 @@ def _guarded_start() -> Iterator[None]:
 def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
     """Ours and the user's, with what the processes of this run report."""
     run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
-    return merged_runtime_env(user, transfer_queue=cfg.transfer_queue.enable, run=run)
+    return merged_runtime_env(user, run=run)
 
 
 def _options_in_running_ray(cfg: PPOConfig) -> dict[str, Any]:

@@ -6,7 +6,7 @@ model. Every method returns a future. Inputs are read only; outputs are new colu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import cast
 
@@ -41,12 +41,9 @@ from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import DTYPES
 from paceline.single_controller.base import Dispatch
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, with_mean_weight
-from paceline.workers.request_calls import RequestCalls
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method
-
-BUCKET_BYTES = 256 * 2**20
-"""Large enough that calls cost nothing beside it, small enough that a rank never holds much of the model twice."""
+from paceline.workers.weight_calls import WeightCalls
 
 
 def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
@@ -54,7 +51,7 @@ def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
     return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
 
 
-class ActorRolloutRefWorker(RequestCalls):
+class ActorRolloutRefWorker(WeightCalls):
     """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
 
     leaves_inputs_alone = True
@@ -66,12 +63,10 @@ class ActorRolloutRefWorker(RequestCalls):
         if not parts or parts - {"actor", "rollout", "ref"}:
             raise ConfigError(f"role {role!r} is not a mix of actor, rollout and ref, such as actor_rollout.")
         self.is_actor, self.is_rollout, self.is_ref = (part in parts for part in ("actor", "rollout", "ref"))
-        self.actor: Engine | None = None
         self.reference: Engine | None = None
         self.rollout_is_stale = False
         self.version = 0
         """Of the policy: the number of steps whose update of the actor it contains."""
-        self.outgoing: Iterator[dict[str, torch.Tensor]] = iter(())
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -93,6 +88,7 @@ class ActorRolloutRefWorker(RequestCalls):
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 lora=lora_of(config.model),
                 offload=config.actor.fsdp_config,
             )
@@ -102,6 +98,7 @@ class ActorRolloutRefWorker(RequestCalls):
                 config.model,
                 kind="causal_lm",
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 offload=config.ref.fsdp_config,
             )
         if self.is_rollout:
@@ -171,7 +168,8 @@ class ActorRolloutRefWorker(RequestCalls):
     def rollout_on_device(self) -> Iterator[None]:
         rollout = built(self.rollout)
         if self.rollout_is_stale:
-            rollout.update_weights(built(self.actor).named_full_weights(), self.version, self.kv_cache)
+            weights = self.named_policy(adapter=rollout.takes_adapter)
+            rollout.update_weights(weights, self.version, self.kv_cache)
             self.rollout_is_stale = False
         # The actor's own module may be offloaded.
         with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
@@ -183,25 +181,6 @@ class ActorRolloutRefWorker(RequestCalls):
         self.version = version
         if self.is_rollout and not self.rollout_is_stale:
             built(self.rollout).version = version
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def count_weight_buckets(self) -> int:
-        """Into how many parts `send_weights` divides the policy."""
-        return len([None for _ in in_buckets(built(self.actor).named_full_weights())])
-
-    @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
-    def send_weights(self, bucket: int) -> DataProto:
-        """One part of the policy's whole weights, for a rollout in other processes. Parts are asked for in order."""
-        if bucket == 0:
-            self.outgoing = in_buckets(built(self.actor).named_full_weights())
-        return DataProto(meta_info={"weights": next(self.outgoing)})
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def receive_weights(self, *buckets: DataProto, version: int | None = None) -> None:
-        """All parts that the actor sent. Responses under way go on with them."""
-        self.check_sampling()
-        weights = (item for bucket in buckets for item in bucket.meta_info["weights"].items())
-        built(self.rollout).update_weights(weights, version, self.kv_cache)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -291,6 +270,7 @@ class TrainingWorker(RoleWorker):
                 optim=config.optim,
                 grad_clip=config.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config),
+                ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
                 offload=config.model.fsdp_config,
             )
 
@@ -302,6 +282,7 @@ class TrainingWorker(RoleWorker):
             model,
             kind="sequence_classification",
             tensor_model_parallel_size=tensor_parallel_size(config),
+            ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
             offload=model.fsdp_config,
         )
         policy, judge = (
@@ -354,26 +335,3 @@ class TrainingWorker(RoleWorker):
                 usual_rows=UPDATE_ROWS,
             ),
         )
-
-
-def in_buckets(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int | None = None
-) -> Iterator[dict[str, torch.Tensor]]:
-    """The policy's weights in parts, for a rollout in other processes.
-
-    In their order, in dictionaries of at most `max_bytes` (BUCKET_BYTES); a larger one is alone.
-
-    >>> from torch import zeros
-    >>> [list(bucket) for bucket in in_buckets([("a", zeros(2)), ("b", zeros(2)), ("c", zeros(9))], max_bytes=16)]
-    [['a', 'b'], ['c']]
-    """
-    max_bytes = max_bytes or BUCKET_BYTES
-    bucket: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in named_tensors:
-        if bucket and size + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = tensor
-        size += tensor.nbytes
-    yield bucket

@@ -34,6 +34,7 @@ from paceline.engine.training_state import full_tensor, in_main_memory
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 from paceline.speedups import fast_linear
+from paceline.trainer.ppo.dealing import even_sizes
 from tests.device import DEVICE
 
 NUM_ROWS = 6
@@ -59,12 +60,15 @@ class Backend:
     tensor_parallel: int = 1
     model_type: str = "qwen2"
     packs: bool = True
+    ulysses: int = 1
+    """Ranks that share each sequence."""
     recomputes: bool = True
     """Has gradient checkpointing."""
 
     def __str__(self) -> str:
         parallel = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        return f"{self.strategy}-{self.num_ranks}{parallel}-{self.model_type}"
+        shared = f"-ulysses{self.ulysses}" if self.ulysses > 1 else ""
+        return f"{self.strategy}-{self.num_ranks}{parallel}{shared}-{self.model_type}"
 
 
 @dataclass(frozen=True)
@@ -185,13 +189,18 @@ class Rank:
         # Another seed on each rank: a new head must be rank 0's all the same.
         torch.manual_seed(HEAD_SEED + self.rank)
         model = replace(spec.model, path=str(folder or self.models.tied))
-        spec = replace(spec, model=model, tensor_model_parallel_size=self.backend.tensor_parallel)
+        spec = replace(
+            spec,
+            model=model,
+            tensor_model_parallel_size=self.backend.tensor_parallel,
+            ulysses_sequence_parallel_size=self.backend.ulysses,
+        )
         engine = get_engine(self.backend.strategy)(spec)
         engine.initialize()
         return engine
 
     def shard(self, data: DataProto, sizes: list[int] | None = None) -> DataProto:
-        sizes = sizes or [len(data) // self.backend.num_ranks] * self.backend.num_ranks
+        sizes = sizes or even_sizes(len(data), self.backend.num_ranks)
         start = sum(sizes[: self.rank])
         return data[start : start + sizes[self.rank]]
 

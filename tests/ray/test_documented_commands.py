@@ -1,7 +1,7 @@
 """Every command on a page is run: here as it stands, by a test that is named, or not at all, and then it says why.
 
 Commands are what stands indented, and what stands in backticks in a sentence or a table. The scripts for Slurm and
-KubeRay in docs/cluster.md are not looked at, but for the line that begins with a program.
+KubeRay in docs/cluster.md are those of tests/unit/test_cluster_scripts.py, but for the line that begins with a program.
 """
 
 from __future__ import annotations

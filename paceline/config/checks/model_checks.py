@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.catalog import BACKENDS
 from paceline.config import PolicyModelConfig, PPOConfig, RewardModelModelConfig
 from paceline.config.derived import device_pools, rollout_pools, uses_critic, uses_reference
 from paceline.config.keys import ACTOR, MODEL, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
-from paceline.config.path_checks import model_problems, tokenizer_problems
+from paceline.config.path_checks import model_config, model_problems, tokenizer_problems
 from paceline.errors import ConfigError
 
 
@@ -128,6 +130,36 @@ def _sections(cfg: PPOConfig) -> list[str]:
     """The sections of the roles that have a backend."""
     optional = {"critic": uses_critic(cfg), "reward_model": cfg.reward_model.enable}
     return [ACTOR, *(section for section, is_used in optional.items() if is_used)]
+
+
+def check_shared_sequences(
+    cfg: PPOConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
+) -> Iterator[str]:
+    """Sizes of Ulysses that the backend, the devices or the model can't have."""
+    for section, strategy, pool in strategies:
+        key = f"{section}.ulysses_sequence_parallel_size"
+        size, backend, devices = value_of(cfg, key), BACKENDS.get(strategy), sum(pools[pool])
+        if size == 1 or backend is None:
+            continue
+        if not backend.ulysses:
+            yield (
+                f"{key}={size}: {section}.strategy={strategy} keeps a sequence on one device. Set it to 1, or "
+                f"{section}.strategy=fsdp2."
+            )
+            continue
+        path = value_of(cfg, f"{MODEL if section == ACTOR else f'{section}.model'}.path") or value_of(
+            cfg, f"{MODEL}.path"
+        )
+        config = model_config(Path(path).expanduser()) if path is not None else {}
+        heads = config.get("text_config", config).get("num_attention_heads")
+        counted = {f"{devices} devices of {pool}": devices}
+        if isinstance(heads, int):
+            counted[f"{heads} attention heads of {path}"] = heads
+        wrong = [what for what, count in counted.items() if count % size]
+        if wrong:
+            common = math.gcd(*counted.values())
+            fitting = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+            yield f"{key}={size} does not divide the {' and the '.join(wrong)}. Set it to one of: {fitting}."
 
 
 def check_tensor_parallelism(

@@ -69,32 +69,13 @@ def _reduce_dtype(asked: Asked) -> Outcome:
 
 
 def _sequence_parallel(asked: Asked) -> Outcome:
-    """A sequence stays on one device, as 1 asks. More has no effect where a sequence fits into the tokens that a device
-    may have at a time (dynamic batches), and for what does not train; else activations are computed again, by
-    enable_gradient_checkpointing, which saves memory in another way."""
-    size, role = number(asked.value), _role(asked.key)
-    if size is not None and size <= 1:
-        return Taken("a sequence stays on one device")
-    lengths = [number(asked.look_up(f"data.max_{part}_length")) for part in ("prompt", "response")]
-    longest = int(sum(length or 0 for length in lengths))
-    budgets = {
-        ACTOR: ("use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-        REF: ("log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
-        "critic": ("use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-        "reward_model": ("use_dynamic_bsz", "forward_max_token_len_per_gpu"),
-    }
-    switch, tokens = budgets[role]
-    is_dynamic = asked.look_up(f"{role}.{switch}")
-    is_dynamic = asked.look_up(f"{ACTOR}.use_dynamic_bsz") if is_dynamic is None else is_dynamic
-    budget = number(asked.look_up(f"{role}.{tokens}")) or number(asked.look_up(f"{ACTOR}.ppo_max_token_len_per_gpu"))
-    if is_on(is_dynamic) and budget is not None and budget >= longest:
-        why = f"a sequence, of at most {longest} tokens, fits into the {budget:.0f} that one device may have at a time"
-        return Taken(why, "no effect")
-    why = f"a sequence, of up to {longest} tokens, stays on one device"
-    if role in (REF, "reward_model"):
-        return Taken(f"{why}, and needs no gradient", "no effect")
-    key = f"{MODEL if role == ACTOR else 'critic.model'}.enable_gradient_checkpointing"
-    return Became({key: True}, f"{why}, and its activations are computed again")
+    """The role's own ulysses_sequence_parallel_size. The reference shares sequences as the actor does."""
+    role = _role(asked.key)
+    if asked.value is None:
+        return Taken("null asks for nothing")
+    if role == REF:
+        return Taken("the reference shares sequences between devices as the actor does", "no effect")
+    return Became({f"{role}.ulysses_sequence_parallel_size": asked.value})
 
 
 def _shard_size(asked: Asked) -> Outcome:
@@ -206,7 +187,8 @@ _TRAINING_RULES: tuple[Rule, ...] = (
     no_effect(f"{ANY}.entropy_from_logits_with_chunking", "log-probs and entropies are always computed in chunks"),
     no_effect(f"{ANY}.{{entropy_checkpointing,sum_pi_squared_checkpointing}}", "logits beyond a chunk are always "
               "computed again in the backward pass"),
-    translated(f"{ANY}.ulysses_sequence_parallel_size", _sequence_parallel),
+    translated(f"{{{REF},{FSDP_SECTIONS},critic.model,reward_model.model}}.ulysses_sequence_parallel_size",
+               _sequence_parallel),
     no_effect(f"{ANY}.{{use_prefix_grouper,pad_to_length}}", "every response is computed with its prompt, whatever its "
               "length; the result is the same"),
     no_effect(f"{{{ROLES}}}.checkpoint.**", "a checkpoint has weights, optimizer, random states and the place in the "

@@ -134,11 +134,6 @@ def _reward_server(asked: Asked) -> Outcome:
     return Taken("the reward model scores on the critic's devices, in a training backend", "no effect")
 
 
-def _reward_devices(asked: Asked) -> Outcome:
-    """Has no part unless reward_model.enable_resource_pool is on, which is refused."""
-    return Taken("the reward model is on the critic's pool", "no effect")
-
-
 def _hdfs(asked: Asked) -> Outcome:
     """null is so anyway. A path of a mounted disk is where the run's folder goes; hdfs:// is refused."""
     path = asked.value
@@ -186,7 +181,8 @@ RUN_RULES: tuple[Rule, ...] = (
     translated(
         f"{{{ACTOR},{ROLLOUT},actor_rollout_ref.ref,critic,reward_model,actor_rollout_ref}}.profiler.**", _profiler
     ),
-    no_effect("transfer_queue.**", "batches go from process to process through Ray's object store"),
+    switched("transfer_queue", "is not supported yet: batches go from process to process through Ray's object store. "
+             "Leave it out.", why="batches go from process to process through Ray's object store"),
     # data
     no_effect("data.filter_overlong_prompts_workers", "prompts are tokenised once by the tokenizer's own threads, and "
               "kept for later runs"),
@@ -212,10 +208,6 @@ RUN_RULES: tuple[Rule, ...] = (
     translated("reward_model.reward_manager", _reward_manager),
     refused("reward_model.reward_manager.**", "is not supported yet: there is one manager. Set "
             "custom_reward_function.path."),
-    so_anyway("reward_model.enable_resource_pool", False, why="the reward model is on the critic's pool",
-              otherwise="has another place here: set trainer.placement.name=split, which puts critic and reward model "
-              "on devices of their own."),
-    translated("reward_model.{nnodes,n_gpus_per_node}", _reward_devices),
     translated("reward_model.rollout.**", _reward_server),
     no_effect("reward_model.{launch_reward_fn_async,use_reward_loop,reward_loop_class_name,reward_loop_source,"
               "reward_loop_module_path}", "rewards are graded in processes beside the loop"),

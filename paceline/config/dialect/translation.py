@@ -128,13 +128,26 @@ class _Pass:
             ours = {name: item for name, item in outcome.settings.items() if is_known_key(name)}
             for name, item in outcome.settings.items():
                 if name not in ours:
-                    self.waiting[name] = origin, item
-                    self.asked[name] = item
+                    self.wait(origin, value, name, item)
             conflicts = [problem for name, item in ours.items() if (problem := self.set(origin, name, item, value))]
             if conflicts:
                 self.result.problems[origin] = conflicts[0]
             elif ours or not outcome.settings:
                 self.result.notes.append(Note(origin, value, "renamed", ours, outcome.why))
+
+    def wait(self, origin: str, asked: object, name: str, value: object) -> None:
+        """A key of verl's has become another one, which may be there already."""
+        other, found = self.waiting.get(name, (origin, value))
+        if other == origin:
+            self.waiting[name] = origin, value
+            self.asked[name] = value
+        elif is_same(found, value):
+            self.result.notes.append(Note(origin, asked, "renamed", why=f"it says the same as {other}"))
+        else:
+            self.result.problems[origin] = (
+                f"{origin}={_shown(origin, asked)} is {name} in other words, and so is {other}={_shown(other, found)}. "
+                "Set one."
+            )
 
     def refuse(self, rule: Rule, key: str, origin: str, message: str) -> None:
         """One message for all keys of a section of which the same is to be said."""

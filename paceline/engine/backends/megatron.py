@@ -70,7 +70,7 @@ class MegatronEngine(OwnModelEngine):
                 f"{known}; set the same for both, or trainer.placement.name=split."
             )
         if size > 1:
-            self.tensor_parallel_group = parallel_state.get_tensor_model_parallel_group()
+            self.row_group = parallel_state.get_tensor_model_parallel_group()
 
     def _layers(self, config: PretrainedConfig) -> TransformerConfig:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -116,17 +116,17 @@ class MegatronEngine(OwnModelEngine):
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         """Gradients are summed over data-parallel ranks here; their norm counts what ranks have in common once."""
         parameters: list[Any] = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        if self.tensor_parallel_group is not None:
+        if self.row_group is not None:
             # Each rank has the norms of queries and keys whole, and their gradients from its own heads.
             for name, weight in self.model.named_parameters():
                 if name.endswith(("q_layernorm.weight", "k_layernorm.weight")):
-                    dist.all_reduce(weight.grad, group=self.tensor_parallel_group)
+                    dist.all_reduce(weight.grad, group=self.row_group)
         squares = torch.zeros(2, device=self.device)
         for parameter in parameters:
             dist.all_reduce(parameter.grad, group=parallel_state.get_data_parallel_group())
             squares[int(parameter.tensor_model_parallel)] += parameter.grad.float().square().sum()
-        if self.tensor_parallel_group is not None:
-            dist.all_reduce(squares[1], group=self.tensor_parallel_group)
+        if self.row_group is not None:
+            dist.all_reduce(squares[1], group=self.row_group)
         norm = squares.sum().sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for parameter in parameters:
@@ -192,7 +192,7 @@ class MegatronEngine(OwnModelEngine):
         split: Callable[[Tensor], list[Tensor]] = lambda fused: [fused],
     ) -> Part:
         """`fuse` makes a rank's parameter of its pieces of what `names` are, along `dim`; `split` undoes it."""
-        count, rank = self.tensor_parallel_size, self.tensor_parallel_rank
+        count, rank = self.tensor_parallel_size, self.row_rank
         # Megatron marks shares itself only where it also draws their values.
         setattr(parameter, "tensor_model_parallel", dim is not None)  # noqa: B010 - torch's type has no such field
         lengths = [0 if dim is None else self.hf_model.get_parameter(name).shape[dim] for name in names]
@@ -203,7 +203,7 @@ class MegatronEngine(OwnModelEngine):
             whole = []
             for piece, length in zip(split(share), lengths, strict=True):
                 pieces = [torch.empty_like(piece, memory_format=torch.contiguous_format) for _ in range(count)]
-                dist.all_gather(pieces, piece.contiguous(), group=self.tensor_parallel_group)
+                dist.all_gather(pieces, piece.contiguous(), group=self.row_group)
                 whole.append(torch.cat(pieces, dim=dim).narrow(dim, 0, length))
             return whole
 

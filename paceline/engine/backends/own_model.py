@@ -3,8 +3,7 @@
 Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
 checkpoints in the common format, and the check at the start that its model computes what Hugging Face's computes.
 
-With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows
-to ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
+With tensor parallelism the ranks of a group hold one model together and must see the same rows: see `SharedRows`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -24,15 +22,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.config import TrainedModelConfig
 from paceline.engine.answers import AnswerModel
-from paceline.engine.distributed import AllRanks, ensure_process_group, gather_objects
-from paceline.engine.engine_interface import LossFn, MicroBatchSize
+from paceline.engine.distributed import AllRanks, ensure_process_group
 from paceline.engine.hf_models import build_empty_model, build_model
 from paceline.engine.logprobs import TOKEN_STATISTICS, hidden_log_probs_and_entropy, parallel_log_probs_and_entropy
-from paceline.engine.micro_batch_engine import MicroBatchEngine
 from paceline.engine.model_calls import ModelCall, aligned_call, padded_call, two_sequences
+from paceline.engine.shared_rows import SharedRows
 from paceline.engine.training_state import Moments, Snapshot, Training, in_main_memory, read_training_state
 from paceline.errors import ConfigError
-from paceline.protocol import DataProto
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class Part:
     """The other way round."""
 
 
-class OwnModelEngine(AllRanks, MicroBatchEngine):
+class OwnModelEngine(AllRanks, SharedRows):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
     takes_bfloat16 = False
@@ -58,7 +54,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
     """What it has models for, as `model_type` in config.json."""
     hf_model: PreTrainedModel
     """The Hugging Face model without memory: for its names and its files."""
-    tensor_parallel_group: dist.ProcessGroup | None = None
+    row_group: dist.ProcessGroup | None = None
     """The ranks that hold one model together; None: each data-parallel rank is alone."""
 
     # What a backend defines.
@@ -88,27 +84,16 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         self._put_weights(source.state_dict() if source is not None else {})
         self._compare_with(source)
 
-    def train_batch(
-        self, data: DataProto, loss_fn: LossFn, *, temperature: float = 1.0, **size: Unpack[MicroBatchSize]
-    ) -> dict[str, float]:
-        return super().train_batch(self._rows_of_group(data)[0], loss_fn, temperature=temperature, **size)
-
-    def infer_batch(
-        self,
-        data: DataProto,
-        *,
-        temperature: float = 1.0,
-        sum_pi_squared: bool = False,
-        **size: Unpack[MicroBatchSize],
-    ) -> dict[str, Tensor]:
-        rows, own = self._rows_of_group(data)
-        answers = super().infer_batch(rows, temperature=temperature, sum_pi_squared=sum_pi_squared, **size)
-        return {name: values[own] for name, values in answers.items()}
-
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self.named_full(lambda parameter: parameter.detach()):
             for alias in self._aliases[name]:
                 yield alias, weight
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        assert not adapter  # takes_lora is False
+        for name in (name for part in self.parts for name in part.names):
+            for alias in self._aliases[name]:
+                yield alias, self.hf_model.get_parameter(name).detach()
 
     def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
@@ -148,10 +133,6 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 group["step"] = self.num_steps
 
     @property
-    def tensor_parallel_rank(self) -> int:
-        return 0 if self.tensor_parallel_group is None else dist.get_rank(self.tensor_parallel_group)
-
-    @property
     def tensor_parallel_size(self) -> int:
         return self.spec.tensor_model_parallel_size
 
@@ -166,23 +147,6 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         call = replace(aligned_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         answers: dict[str, Tensor] = self.root(call, temperature)
         return answers
-
-    def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
-        # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
-        return super()._sum_over_ranks(
-            {name: 0.0 * value for name, value in sums.items()} if self.tensor_parallel_rank else sums
-        )
-
-    def _rows_of_group(self, data: DataProto) -> tuple[DataProto, slice]:
-        """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
-        if self.tensor_parallel_group is None:
-            return data, slice(0, len(data))
-        own: dict[str, Any] = dict(data.batch.items())
-        columns = gather_objects(own, self.tensor_parallel_group)
-        lengths = [len(part["attention_mask"]) for part in columns]
-        start = sum(lengths[: self.tensor_parallel_rank])
-        rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
-        return DataProto.from_dict(tensors=rows), slice(start, start + len(data))
 
     def _put_weights(self, weights: dict[str, Tensor]) -> None:
         """Give every rank its share of a Hugging Face state dict that rank 0 has. Collective."""

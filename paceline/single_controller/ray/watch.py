@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +151,7 @@ class CallWatch:
     def __init__(self) -> None:
         self._session = ""
         self._last_call_id = 0
+        self._is_joint = False
         self._next_heartbeat_check = 0.0
         self.deadline = math.inf
         self.meanwhile: Callable[[], None] | None = None
@@ -166,8 +167,18 @@ class CallWatch:
 
     def new_call_id(self) -> int:
         self._check_session()
-        self._last_call_id += 1
+        self._last_call_id += not self._is_joint
         return self._last_call_id
+
+    @contextmanager
+    def joint_calls(self) -> Iterator[None]:
+        """See the function of this name."""
+        self._last_call_id += 1
+        self._is_joint = True
+        try:
+            yield
+        finally:
+            self._is_joint = False
 
     def add(self, record: ray.ObjectRef, call: PendingCall) -> None:
         self._pending[record] = call
@@ -316,6 +327,12 @@ class CallWatch:
 
 
 watch = CallWatch()
+
+
+def joint_calls() -> AbstractContextManager[None]:
+    """Inside, calls of several groups whose workers wait for each other are issued: a failure is one of all of them,
+    and is explained by a death among them, whichever call failed first."""
+    return watch.joint_calls()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from paceline.config import CriticConfig, ModelConfig, PPOConfig, RewardModelConfig
-from paceline.config.derived import device_pools, rollout_pools, tensor_parallel_size, with_backends
+from paceline.config.derived import device_pools, rollout_pools, run_pools, tensor_parallel_size, with_backends
 from paceline.trainer.ppo.model_size import FLOAT, Head, ModelSize, available_memory, read_model_size
 from paceline.trainer.ppo.placement import role_to_pool, update_plans
 
@@ -66,7 +66,7 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
     """The estimate for a complete configuration."""
     cfg = with_backends(cfg)
     policy, actor = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor
-    roles, pools, plans = role_to_pool(cfg), device_pools(cfg.trainer), update_plans(cfg)
+    roles, pools, plans = role_to_pool(cfg), run_pools(cfg), update_plans(cfg)
     on_cpu = (cfg.trainer.device or "cpu") == "cpu"
     actor_pool = next(iter(roles.values()))
     wanted: dict[str, tuple[ModelConfig, Head, str]] = {"actor": (policy, "language", actor_pool)}

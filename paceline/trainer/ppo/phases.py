@@ -49,6 +49,7 @@ from paceline.trainer.ppo.scoring import Scoring, baselines_of, reward_component
 from paceline.trainer.ppo.step import Draw, Step, draw_prompts, make_requests
 from paceline.trainer.ppo.stream import Stream
 from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
+from paceline.trainer.ppo.weight_transfer import WeightTransfer
 from paceline.trainer.ppo.worker_groups import WorkerGroups
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Phases:
     ref_policy_wg: RayWorkerGroup
     rm_wg: RayWorkerGroup | None
     rollout_wg: RayWorkerGroup | None
-    num_weight_buckets: int
+    weight_transfer: WeightTransfer | None
 
     def draw_requests(self, purpose: str, step: int) -> tuple[DataProto, DataProto, Draw]:
         """Requests for the next prompts, their labels, and which prompts they are.
@@ -363,10 +364,8 @@ class Phases:
     def send_weights(self, version: int) -> None:
         """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
         critic has these devices too."""
-        if self.rollout_wg is None:
-            return
-        buckets = [self.actor_rollout_wg.send_weights(bucket) for bucket in range(self.num_weight_buckets)]
-        self._issued(self.rollout_wg.receive_weights(*buckets, version=version), is_update=True)
+        if self.weight_transfer is not None:
+            self._issued(self.weight_transfer.send(version), is_update=True)
 
     def _issued(self, future: DataProtoFuture, *, is_update: bool = False) -> DataProtoFuture:
         """With less than full overlap, what was issued must end before the next call."""

@@ -54,6 +54,7 @@ from paceline.trainer.ppo.stream import Stream
 from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
+from paceline.trainer.ppo.weight_transfer import make_weight_transfer
 from paceline.trainer.ppo.worker_groups import WorkerGroups, check_roles
 from paceline.workers.reward_worker import RewardFn
 
@@ -227,8 +228,8 @@ class RayPPOTrainer(Phases, KnownNames):
             last_step=self.total_training_steps,
         )
         self._name_groups()
-        if self.rollout_wg is not None:
-            self.num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
+        way = self.cfg.actor_rollout_ref.rollout.weight_transfer
+        self.weight_transfer = make_weight_transfer(way, self.actor_rollout_wg, self.rollout_wg)
 
     def _name_groups(self) -> None:
         """The groups by the names that phases and users' code know; None before they start."""

@@ -63,6 +63,8 @@ PHASE_NAMES = {
     "update_critic": "update_critic",
     "send_weights": "send_weights",
     "receive_weights": "receive_weights",
+    "broadcast_weights": "send_weights",
+    "receive_broadcast": "receive_weights",
 }
 
 

@@ -10,7 +10,13 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import ActorConfig, CriticConfig, PPOConfig
-from paceline.config.derived import critic_config, policy_config, reward_model_config, update_sizes
+from paceline.config.derived import (
+    REWARD_MODEL_POOL,
+    critic_config,
+    policy_config,
+    reward_model_config,
+    update_sizes,
+)
 from paceline.errors import ConfigError, ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
@@ -160,6 +166,8 @@ class WorkerGroups:
             device=device,
             cpus_per_device=trainer.cpus_per_device,
             threads_per_worker=trainer.threads_per_worker,
+            wait_for_nodes_seconds=trainer.wait_for_nodes_seconds,
+            apart=[REWARD_MODEL_POOL],
         )
         run = RunContext(
             seed=trainer.seed,

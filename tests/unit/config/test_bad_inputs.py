@@ -445,6 +445,42 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "the rollout is on actor_rollout_ref_pool and critic_pool; name one pool",
     ),
+    (
+        {f"{ROLLOUT}.weight_transfer": "broadcast"},
+        f"{ROLLOUT}.weight_transfer=broadcast: the rollout has the actor's devices and shares its weights",
+    ),
+    (
+        {
+            f"{ROLLOUT}.weight_transfer": "broadcast",
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.name": "split",
+        },
+        "Leave it out, or set trainer.placement.rollout_devices or rollout_on.",
+    ),
+    (
+        {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.strategy": "fsdp", "trainer.n_gpus_per_node": 2},
+        f"{ACTOR}.strategy=fsdp keeps a sequence on one device. Set it to 1, or {ACTOR}.strategy=fsdp2.",
+    ),
+    (
+        {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 3, f"{ACTOR}.strategy": "fsdp2"},
+        "does not divide the 3 devices of global_pool. Set it to one of: 1, 3.",
+    ),
+    ({f"{ACTOR}.ulysses_sequence_parallel_size": 0}, f"{ACTOR}.ulysses_sequence_parallel_size=0 is out of range"),
+    (
+        {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.engine_kwargs.vllm": {"enable_lora": True}},
+        f"{ROLLOUT}.engine_kwargs.vllm: enable_lora=True with {MODEL}.lora_rank=0: vLLM computes adapters of rank 1 to",
+    ),
+    (
+        {
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.engine_kwargs.vllm": {"enable_lora": True},
+            f"{ROLLOUT}.load_format": "dummy",
+            f"{MODEL}.lora_rank": 8,
+        },
+        "only adapters are sent, so vLLM must have read the base weights. Set load_format=auto.",
+    ),
+    ({f"{ROLLOUT}.weight_transfer": "nccl"}, f"{ROLLOUT}.weight_transfer='nccl' is not known"),
+    ({"transfer_queue.enable": True}, "transfer_queue.enable is not supported yet: batches go from process to"),
     ({"trainer.schedule.max_staleness": -1}, "trainer.schedule.max_staleness=-1 is out of range"),
     (
         {"trainer.schedule.max_staleness": 2},

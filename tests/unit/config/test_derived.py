@@ -64,6 +64,28 @@ def test_devices_are_divided_into_pools(overrides: list[str], pools: dict[str, A
     assert idle_devices(cfg) == 0
 
 
+SCORED = ("reward_model.enable=True", "reward_model.model.path=org/rm", "reward_model.enable_resource_pool=True")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pools"),
+    [
+        ([], {"global_pool": [4], "reward_model_pool": [4]}),
+        (["reward_model.n_gpus_per_node=2", "reward_model.nnodes=3"], {"reward_model_pool": [2, 2, 2]}),
+        ([SPLIT], {"critic_pool": [2], "reward_model_pool": [4]}),
+        ([SPLIT, *GRPO], {"actor_rollout_ref_pool": [2], "reward_model_pool": [4]}),
+    ],
+)
+def test_the_reward_model_may_have_a_pool_beside_the_others(overrides: list[str], pools: dict[str, Any]) -> None:
+    cfg = config("trainer.n_gpus_per_node=4", *SCORED, *overrides)
+    assert pools.items() <= plan_pools(cfg).items()
+    assert ("critic_pool" in plan_pools(cfg)) == (SPLIT in overrides and not set(GRPO) & set(overrides))
+    assert role_to_pool(cfg)["RewardModel"] == "reward_model_pool"
+    assert role_to_pool(config(*SCORED, "reward_model.enable_resource_pool=False"))["RewardModel"] == "global_pool"
+    alone = config("trainer.n_gpus_per_node=4", *SCORED, "reward_model.n_gpus_per_node=1")
+    assert with_backends(alone).reward_model.strategy == "local"
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

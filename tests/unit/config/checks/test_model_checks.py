@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,21 @@ def problems(good: dict[str, Any], changes: dict[str, Any], device: str = "cpu")
         OmegaConf.update(config, key, value, force_add=True)
     config.trainer = {**config.get("trainer", {}), "device": device}
     return check_config(load_config(config))
+
+
+@pytest.mark.parametrize(("devices", "size"), [(8, 8), (6, 3), (8, 4), (6, 2)])
+def test_devices_that_share_sequences_divide_those_of_the_pool_and_the_models_heads(
+    good: dict[str, Any], files: dict[str, Path], devices: int, size: int
+) -> None:
+    (files["model"] / "config.json").write_text('{"model_type": "qwen2", "num_attention_heads": 12}')
+    changes = {f"{section}.ulysses_sequence_parallel_size": size for section in (ACTOR, "critic")}
+    found = problems(good, {**changes, "trainer.n_gpus_per_node": devices})
+    if 12 % size == 0:
+        assert found == []
+    else:
+        assert [problem.partition("=")[0] for problem in found] == list(changes)
+        assert all("does not divide the 12 attention heads" in problem for problem in found)
+        assert all(problem.endswith("Set it to one of: 1, 2, 4.") for problem in found)
 
 
 @pytest.mark.parametrize("strategy", ["torchtitan", "veomni", "megatron"])

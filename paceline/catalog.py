@@ -218,6 +218,7 @@ _UNCLIPPED = "paceline.algorithms.unclipped_losses"
 _COVARIANCE = "paceline.algorithms.covariance_losses"
 _BACKENDS = "paceline.engine.backends"
 _TRACKERS = "paceline.report.trackers"
+_PACKAGE_TRACKERS = "paceline.report.package_trackers"
 
 ESTIMATORS = Catalog(
     "algorithm.adv_estimator",
@@ -294,6 +295,9 @@ LOGGERS = Catalog(
     {
         "console": LoggerEntry(_TRACKERS),
         "tensorboard": LoggerEntry(_TRACKERS),
-        "wandb": LoggerEntry(_TRACKERS, requirement="wandb==0.28.2"),
+        "wandb": LoggerEntry(_PACKAGE_TRACKERS, requirement="wandb==0.28.2"),
+        "mlflow": LoggerEntry(_PACKAGE_TRACKERS, requirement="mlflow==3.17.2"),
+        "swanlab": LoggerEntry(_PACKAGE_TRACKERS, requirement="swanlab==0.10.3"),
+        "trackio": LoggerEntry(_PACKAGE_TRACKERS, requirement="trackio==0.43.0"),
     },
 )

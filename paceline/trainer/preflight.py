@@ -12,7 +12,7 @@ import logging
 import netrc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -292,31 +292,42 @@ def _reward_problems(
 
 
 def _login_problems(cfg: PPOConfig) -> Iterator[str]:
-    """wandb without a login asks for one in a process that has no terminal."""
-    if "wandb" not in cfg.trainer.logger:
-        return
+    """wandb and swanlab without a login ask for one in a process that has no terminal."""
     runtime_env = cfg.ray_kwargs.ray_init.get("runtime_env") or {}
     variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
     if cfg.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
         return  # the run's process may be on another machine
-    if variables.get("WANDB_API_KEY") or str(variables.get("WANDB_MODE", "")).lower() in (
-        "offline",
-        "disabled",
-        "dryrun",
-    ):
-        return
-    host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
-    files = [variables.get("NETRC"), "~/.netrc", "~/_netrc"]
+    if "wandb" in cfg.trainer.logger and not _is_local(variables, "WANDB", ("offline", "disabled", "dryrun")):
+        host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
+        if not _has_login([variables.get("NETRC"), "~/.netrc", "~/_netrc"], host):
+            yield (
+                f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
+                "WANDB_MODE=offline to keep the records here."
+            )
+    if "swanlab" in cfg.trainer.logger and not _is_local(variables, "SWANLAB", ("offline", "local", "disabled")):
+        folders = [".swanlab", variables.get("SWANLAB_ROOT") or variables.get("SWANLAB_SAVE_DIR") or "~/.swanlab"]
+        if not _has_login([f"{folder}/.netrc" for folder in folders]):
+            yield (
+                "trainer.logger=swanlab has no login. Run `swanlab login`, set SWANLAB_API_KEY, or set "
+                "SWANLAB_MODE=offline to keep the records here."
+            )
+
+
+def _is_local(variables: Mapping[str, object], tracker: str, modes: Container[str]) -> bool:
+    """Whether a tracker's variables have a key for its server, or say that it needs none."""
+    return bool(variables.get(f"{tracker}_API_KEY")) or str(variables.get(f"{tracker}_MODE", "")).lower() in modes
+
+
+def _has_login(files: Iterable[object], host: str | None = None) -> bool:
+    """Whether a netrc file has a login for a host, or for any."""
     for file in filter(None, files):
         try:
-            if netrc.netrc(os.path.expanduser(file)).authenticators(str(host)):
-                return
+            known = netrc.netrc(os.path.expanduser(str(file)))
         except (OSError, netrc.NetrcParseError):
             continue
-    yield (
-        f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
-        "WANDB_MODE=offline to keep the records here."
-    )
+        if known.hosts if host is None else known.authenticators(host):
+            return True
+    return False
 
 
 def crowded_cores(cfg: PPOConfig) -> str | None:

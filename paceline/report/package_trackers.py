@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from contextvars import copy_context
 from pathlib import Path
 
 from paceline.files import keep_old, write_atomically
@@ -164,9 +165,12 @@ class TrackioTracker:
         import trackio  # an extra
 
         run_id, resumed = _run_id(folder, "trackio", resumed)
-        self._table = trackio.Table
+        self._table, self._finish = trackio.Table, trackio.finish
+        # trackio knows its run by the context: one of our own, so that any thread can end it, and nothing ends it twice.
+        self._context = copy_context()
         with _printed_to_log("trackio"):
-            self._run = trackio.init(
+            self._run = self._context.run(
+                trackio.init,
                 project=project,
                 name=f"{name}-{run_id}",
                 config=dict(config),
@@ -183,7 +187,7 @@ class TrackioTracker:
 
     def close(self) -> None:
         with _printed_to_log("trackio"):
-            self._run.finish()
+            self._context.run(self._finish)
 
 
 PACKAGE_TRACKERS = {

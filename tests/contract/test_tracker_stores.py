@@ -151,7 +151,7 @@ def test_a_tracker_stores_steps_config_and_texts_and_a_resumed_run_goes_on(track
     [run] = stored(tracker, folder)
     assert run.name.startswith("my run")
     assert run.losses == [(step, step / 2) for step in range(1, 6)]
-    assert run.names == {"loss", "val-core/own/acc/mean@4"}
+    assert run.names == {"loss", "nan", "val-core/own/acc/mean@4"}
     assert run.seed == "11"
     assert [f"question {row}" in run.texts for row in range(8)] == [row in (0, 4) for row in range(8)]
 

@@ -166,7 +166,7 @@ class TrackioTracker:
 
         run_id, resumed = _run_id(folder, "trackio", resumed)
         self._table, self._finish = trackio.Table, trackio.finish
-        # trackio knows its run by the context: one of our own, so that any thread can end it, and nothing ends it twice.
+        # Its run is that of a context: one of our own, so that any thread can end it, and nothing ends it twice.
         self._context = copy_context()
         with _printed_to_log("trackio"):
             self._run = self._context.run(

@@ -89,14 +89,14 @@ class BackendEntry(NameEntry):
     """It computes in other numbers than float32."""
     offload: bool = True
     """It can keep in main memory what it holds, between calls."""
+    compiles: bool = True
+    """It can compile the layers of a model."""
     packing: bool = True
     """It takes sequences without padding, one after the other."""
     tensor_parallel: bool = False
     """It divides layers between devices; the section of its name says between how many."""
     many_devices: bool = True
     """It trains on more than one device."""
-    recomputes_on_cpu: bool = True
-    """It has gradient checkpointing on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -266,19 +266,18 @@ BACKENDS = Catalog(
             f"{_BACKENDS}.torchtitan",
             package="torchtitan",
             bfloat16=False,
-            offload=False,
+            compiles=False,
             packing=False,
             tensor_parallel=True,
         ),
-        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False, offload=False),
+        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False, compiles=False),
         "megatron": BackendEntry(
             f"{_BACKENDS}.megatron",
             package="megatron",
             bfloat16=False,
-            offload=False,
+            compiles=False,
             packing=False,
             tensor_parallel=True,
-            recomputes_on_cpu=False,
         ),
     },
 )

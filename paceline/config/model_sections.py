@@ -57,6 +57,9 @@ class ModelConfig:
     use_remove_padding: bool | None = None
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result.
     null: where the model, which is tried at the start, keeps packed sequences apart."""
+    use_torch_compile: bool = False
+    """Compile the layers of the model: the first passes take minutes, later ones less time. Changes results by rounding
+    alone. Wants a C++ compiler on a CPU, Triton on a GPU."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of forward and backward passes; weights and optimizer stay float32."""
 
@@ -79,7 +82,7 @@ class FrozenFsdpConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig(FrozenFsdpConfig):
-    """Where a model and its optimizer are while others work, with local, fsdp and fsdp2."""
+    """Where a model and its optimizer are while others work, with every training backend."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in main memory between updates. On a CPU it is there anyway."""

@@ -94,6 +94,8 @@ class Engine(ABC):
     """Whether this backend computes in `compute_dtype`."""
     takes_offload: ClassVar[bool] = True
     """Whether this backend can keep in main memory what it holds, between calls."""
+    takes_compile: ClassVar[bool] = False
+    """Whether this backend compiles layers."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.lora is not None and not self.takes_lora:
@@ -105,6 +107,8 @@ class Engine(ABC):
                 f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
                 "fsdp_config."
             )
+        if spec.model.use_torch_compile and not self.takes_compile:
+            raise ConfigError(f"{type(self).__name__} does not compile layers; set model.use_torch_compile=False.")
         self.spec = spec
         self.device = torch.device(spec.device)
         self.num_steps = 0
@@ -220,12 +224,14 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
         if engine.__module__ == BACKENDS.modules.get(name):
             can = BACKENDS.built_in[name]
             engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
+            engine.takes_compile = can.compiles
         else:
             # A class that is no Engine, and does not say what it takes, refuses it by itself.
             entry = BackendEntry(
                 lora=getattr(engine, "takes_lora", True),
                 bfloat16=getattr(engine, "takes_bfloat16", True),
                 offload=getattr(engine, "takes_offload", True),
+                compiles=getattr(engine, "takes_compile", True),
             )
             BACKENDS.add(name, entry)
         return engine

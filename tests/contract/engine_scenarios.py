@@ -59,8 +59,6 @@ class Backend:
     tensor_parallel: int = 1
     model_type: str = "qwen2"
     packs: bool = True
-    recomputes: bool = True
-    """Has gradient checkpointing."""
 
     def __str__(self) -> str:
         parallel = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
@@ -325,9 +323,6 @@ def train_with_uneven_shards(rank: Rank) -> None:
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
     spec = replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True))
-    if not rank.backend.recomputes:
-        rank.seen["checkpointing/refused"] = failure(ConfigError, lambda: rank.engine(spec))
-        return
     engine = rank.engine(spec)
     rank.seen["checkpointing/active"] = engine.model.is_gradient_checkpointing
     gradients = record_gradients(engine)

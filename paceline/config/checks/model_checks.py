@@ -90,6 +90,11 @@ def check_backends(cfg: PPOConfig) -> Iterator[str]:
                 f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
                 f"False, or {section}.strategy to fsdp2 or veomni."
             )
+        if not backend.compiles and value_of(cfg, f"{model}.use_torch_compile"):
+            yield (
+                f"{model}.use_torch_compile=True: {section}.strategy={strategy} does not compile layers. Set it to "
+                f"False, or {section}.strategy=fsdp2."
+            )
         dtype = value_of(cfg, f"{model}.compute_dtype")
         if dtype != "float32" and not backend.bfloat16:
             yield (
@@ -113,15 +118,6 @@ def check_device(cfg: PPOConfig) -> Iterator[str]:
         return
     if cfg.trainer.cpus_per_device == 0:
         yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
-    for section, model in ((ACTOR, MODEL), ("critic", "critic.model")):
-        strategy = value_of(cfg, f"{section}.strategy")
-        backend = BACKENDS.get(strategy)
-        recomputes = section in _sections(cfg) and value_of(cfg, f"{model}.enable_gradient_checkpointing")
-        if backend is not None and not backend.recomputes_on_cpu and recomputes:
-            yield (
-                f"{model}.enable_gradient_checkpointing=True: {section}.strategy={strategy} does not recompute "
-                "activations on a CPU. Set it to False."
-            )
 
 
 def _sections(cfg: PPOConfig) -> list[str]:

@@ -8,7 +8,7 @@ has not been run. On a CPU: see `_cpu_stand_ins`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
@@ -45,11 +46,6 @@ class MegatronEngine(OwnModelEngine):
 
     def _build(self) -> _MegatronDecoder:
         on_cpu = self.spec.device == "cpu"
-        if on_cpu and self._recomputes:
-            raise ConfigError(
-                "strategy=megatron does not recompute activations on a CPU: set "
-                "model.enable_gradient_checkpointing=False."
-            )
         self._join_groups()
         config = self.hf_model.config
         with _cpu_stand_ins() if on_cpu else nullcontext():
@@ -99,6 +95,9 @@ class MegatronEngine(OwnModelEngine):
             gradient_accumulation_fusion=False,
             **(recompute if self._recomputes else {}),
         )
+
+    def _calls(self) -> AbstractContextManager[None]:
+        return _cpu_stand_ins() if self.spec.device == "cpu" else nullcontext()
 
     def _make_optimizer(self, config: OptimConfig) -> Optimizer:
         if self.spec.device == "cpu":
@@ -249,6 +248,10 @@ class _MegatronDecoder(nn.Module):
             # As Hugging Face's classes have it.
             self.score = nn.Linear(config.hidden_size, 1, bias=kind == "value")
 
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.gpt.config.recompute_granularity == "full"
+
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
         """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`."""
         input_ids = call.inputs["input_ids"]
@@ -273,18 +276,25 @@ class _MegatronDecoder(nn.Module):
 
 @contextmanager
 def _cpu_stand_ins() -> Iterator[None]:
-    """What Megatron's layers ask of CUDA while they are built and called, answered for a CPU.
+    """What Megatron's layers ask of CUDA while they are built, called and recomputed, answered for a CPU.
 
-    Buffers are put on the device where the model is, and the random state that is not swapped in would serve
+    Buffers are put on the device where the model is, and the random states that are not swapped in or kept would serve
     dropout alone, which is 0 in every model here. No arithmetic is replaced.
     """
-    current_device, fork = torch.cuda.current_device, CudaRNGStatesTracker.fork
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    CudaRNGStatesTracker.fork = lambda self, *_: nullcontext()
+    answers: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.cuda, "current_device", lambda: torch.device("cpu")),
+        (CudaRNGStatesTracker, "fork", lambda self, *_: nullcontext()),
+        (megatron_random, "_get_all_rng_states", lambda: ()),
+        (megatron_random, "_set_all_rng_states", lambda: None),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in answers]
+    for owner, name, answer in answers:
+        setattr(owner, name, answer)
     try:
         yield
     finally:
-        torch.cuda.current_device, CudaRNGStatesTracker.fork = current_device, fork
+        for (owner, name, _), known in zip(answers, before, strict=True):
+            setattr(owner, name, known)
 
 
 def _padded(tensor: Tensor, dim: int, count: int) -> Tensor:

@@ -51,7 +51,6 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
     takes_bfloat16 = False
-    takes_offload = False
     strategy: str
     """The name that it is registered under."""
     model_types: tuple[str, ...]
@@ -106,9 +105,10 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         return {name: values[own] for name, values in answers.items()}
 
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in self.named_full(lambda parameter: parameter.detach()):
-            for alias in self._aliases[name]:
-                yield alias, weight
+        with self.on_device():
+            for name, weight in self.named_full(lambda parameter: parameter.detach()):
+                for alias in self._aliases[name]:
+                    yield alias, weight
 
     def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
@@ -116,6 +116,14 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
             yield from zip(part.names, part.to_hf(of(part.parameter)), strict=True)
 
     def snapshot(self) -> Snapshot:
+        with self.on_device(optimizer=True):
+            return self._snapshot()
+
+    def load(self, folder: str | Path) -> None:
+        with self.on_device(optimizer=True):
+            self._load(folder)
+
+    def _snapshot(self) -> Snapshot:
         keep = self.rank == 0
         weights = in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep=keep)
         training: Training | None = None
@@ -131,7 +139,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
             training = {"moments": moments if self.num_steps else {}, "num_steps": self.num_steps}
         return Snapshot(self.rank, self.hf_model, weights, training if keep else None)
 
-    def load(self, folder: str | Path) -> None:
+    def _load(self, folder: str | Path) -> None:
         state = self._training_state(self.hf_model)
         weights, moments, self.num_steps = read_training_state(Path(folder), state)
         self._put_weights(weights)

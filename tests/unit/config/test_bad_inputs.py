@@ -143,7 +143,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.strategy": "fdsp2"}, f"{ACTOR}.strategy='fdsp2' is not known; did you mean fsdp2?"),
     ({f"{ROLLOUT}.name": "vlm"}, f"{ROLLOUT}.name='vlm' is not known; did you mean vllm?"),
     ({f"{ROLLOUT}.name": "nativ"}, "did you mean native?"),
-    ({"trainer.logger": ["console", "mlflow"]}, "trainer.logger=mlflow is not supported yet; use tensorboard"),
+    ({"trainer.logger": ["console", "comet"]}, "trainer.logger=comet is not supported yet; use tensorboard"),
     ({"trainer.logger": ["tensorbord"]}, "trainer.logger='tensorbord' is not known; did you mean tensorboard?"),
     # Estimators
     *(

@@ -70,6 +70,19 @@ def note_of(reading: Reading, key: str) -> Note:
             {f"{ACTOR}.fsdp_config.param_offload": True, f"{ACTOR}.fsdp_config.optimizer_offload": True},
         ),
         ({f"{MODEL}.enable_activation_offload": True}, {f"{MODEL}.enable_gradient_checkpointing": True}),
+        ({f"{ACTOR}.veomni.activation_offload": True}, {f"{MODEL}.enable_gradient_checkpointing": True}),
+        ({f"{ACTOR}.fsdp_config.use_torch_compile": True}, {f"{MODEL}.use_torch_compile": True}),
+        ({"critic.use_torch_compile": True}, {"critic.model.use_torch_compile": True}),
+        (
+            {"model_engine": "megatron", f"{ACTOR}.megatron.param_offload": True, f"{REF}.megatron.param_offload": True,
+             "critic.megatron.optimizer_offload": True},
+            {f"{ACTOR}.fsdp_config.param_offload": True, f"{REF}.fsdp_config.param_offload": True,
+             "critic.model.fsdp_config.optimizer_offload": True},
+        ),
+        (
+            {f"{ACTOR}.strategy": "veomni", f"{ACTOR}.veomni.enable_fsdp_offload": True},
+            {f"{ACTOR}.fsdp_config.param_offload": True, f"{ACTOR}.fsdp_config.optimizer_offload": True},
+        ),
         (
             {f"{ACTOR}.ulysses_sequence_parallel_size": 4, f"{ACTOR}.use_dynamic_bsz": False},
             {f"{MODEL}.enable_gradient_checkpointing": True},
@@ -128,6 +141,7 @@ def test_micro_batches_that_are_left_open_are_the_default() -> None:
 SO_ANYWAY: list[dict[str, Any]] = [
     {f"{ACTOR}.use_torch_compile": False},
     {f"{REF}.use_torch_compile": "false"},
+    {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.grad_offload": True},
     {f"{ACTOR}.ulysses_sequence_parallel_size": 1},
     {f"{ACTOR}.fsdp_config.fsdp_size": -1},
     {f"{REF}.fsdp_config.model_dtype": "fp32"},
@@ -165,6 +179,8 @@ NO_EFFECT: list[dict[str, Any]] = [
     {f"{ROLLOUT}.enable_prefix_caching": True},  # native has no such thing
     {f"{ROLLOUT}.engine_kwargs.sglang.attention_backend": "triton"},
     {f"{ACTOR}.entropy_checkpointing": True},
+    {f"{REF}.use_torch_compile": True},
+    {f"{ACTOR}.megatron.param_offload": True},
     {f"{ACTOR}.fsdp_config.entropy_from_logits_with_chunking": False},
     {f"{ACTOR}.fsdp_config.forward_prefetch": True},
     {f"{ACTOR}.fsdp_config.fsdp_size": 8},
@@ -199,7 +215,6 @@ def test_what_is_so_anyway_or_has_no_effect_is_taken_with_words(asked: dict[str,
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({f"{ACTOR}.use_torch_compile": True}, f"{ACTOR}.use_torch_compile=True is not supported yet"),
         ({f"{ACTOR}.megatron.pipeline_model_parallel_size": 2}, "=2 is not supported yet: megatron divides"),
         (
             {f"{REF}.megatron.tensor_model_parallel_size": 4},

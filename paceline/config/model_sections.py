@@ -97,6 +97,15 @@ class TensorParallelConfig:
 
 
 @dataclass(frozen=True)
+class MegatronConfig(TensorParallelConfig):
+    """How Megatron divides a model, where that is the strategy."""
+
+    pipeline_model_parallel_size: Count = 1
+    """Stages that hold the layers of one model one behind the other, >= 1, each on tensor_model_parallel_size devices.
+    Divides the layers. Saves memory alone: one stage computes at a time."""
+
+
+@dataclass(frozen=True)
 class PolicyModelConfig(TrainedModelConfig):
     """The policy's model, whose tokenizer is that of the whole run."""
 
@@ -144,7 +153,7 @@ class ActorConfig:
     strategy: str | None = None
     """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices), or one of an
     optional package: torchtitan, veomni, megatron. null: local on one device, fsdp2 on more."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
@@ -338,7 +347,7 @@ class CriticConfig:
 
     strategy: str | None = None
     """Training backend, as the actor's; need not be the same."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""

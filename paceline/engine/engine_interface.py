@@ -63,6 +63,8 @@ class EngineSpec:
     """Device type: cpu, cuda, npu."""
     tensor_model_parallel_size: int = 1
     """Ranks that hold one model together, each a part of every layer; for backends that can."""
+    pipeline_model_parallel_size: int = 1
+    """So many such groups hold one model together, each some of its layers; for backends that can."""
     lora: LoraSpec | None = None
     """Adapters to train in place of all weights."""
     param_offload: bool = False

@@ -190,7 +190,7 @@ class TrackioTracker:
             self._context.run(self._finish)
 
 
-PACKAGE_TRACKERS = {
+PACKAGE_TRACKERS: dict[str, type[WandbTracker | MlflowTracker | SwanlabTracker | TrackioTracker]] = {
     "wandb": WandbTracker,
     "mlflow": MlflowTracker,
     "swanlab": SwanlabTracker,

@@ -26,6 +26,7 @@ from paceline.config.derived import (
     UPDATE_ROWS,
     actor_goes_by_tokens,
     by_tokens,
+    pipeline_parallel_size,
     tensor_parallel_size,
 )
 from paceline.data.tokenizer import load_tokenizer
@@ -93,6 +94,7 @@ class ActorRolloutRefWorker(RequestCalls):
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                pipeline_model_parallel_size=pipeline_parallel_size(config.actor),
                 lora=lora_of(config.model),
                 offload=config.actor.fsdp_config,
             )
@@ -102,6 +104,7 @@ class ActorRolloutRefWorker(RequestCalls):
                 config.model,
                 kind="causal_lm",
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                pipeline_model_parallel_size=pipeline_parallel_size(config.actor),
                 offload=config.ref.fsdp_config,
             )
         if self.is_rollout:
@@ -291,6 +294,7 @@ class TrainingWorker(RoleWorker):
                 optim=config.optim,
                 grad_clip=config.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config),
+                pipeline_model_parallel_size=pipeline_parallel_size(config),
                 offload=config.model.fsdp_config,
             )
 
@@ -302,6 +306,7 @@ class TrainingWorker(RoleWorker):
             model,
             kind="sequence_classification",
             tensor_model_parallel_size=tensor_parallel_size(config),
+            pipeline_model_parallel_size=pipeline_parallel_size(config),
             offload=model.fsdp_config,
         )
         policy, judge = (

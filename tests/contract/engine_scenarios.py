@@ -58,10 +58,12 @@ class Backend:
     num_ranks: int
     tensor_parallel: int = 1
     model_type: str = "qwen2"
+    stages: int = 1
     packs: bool = True
 
     def __str__(self) -> str:
         parallel = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        parallel += f"-pp{self.stages}" if self.stages > 1 else ""
         return f"{self.strategy}-{self.num_ranks}{parallel}-{self.model_type}"
 
 
@@ -183,13 +185,19 @@ class Rank:
         # Another seed on each rank: a new head must be rank 0's all the same.
         torch.manual_seed(HEAD_SEED + self.rank)
         model = replace(spec.model, path=str(folder or self.models.tied))
-        spec = replace(spec, model=model, tensor_model_parallel_size=self.backend.tensor_parallel)
+        spec = replace(
+            spec,
+            model=model,
+            tensor_model_parallel_size=self.backend.tensor_parallel,
+            pipeline_model_parallel_size=self.backend.stages,
+        )
         engine = get_engine(self.backend.strategy)(spec)
         engine.initialize()
         return engine
 
     def shard(self, data: DataProto, sizes: list[int] | None = None) -> DataProto:
-        sizes = sizes or [len(data) // self.backend.num_ranks] * self.backend.num_ranks
+        count = self.backend.num_ranks
+        sizes = sizes or [len(data) // count + (rank < len(data) % count) for rank in range(count)]
         start = sum(sizes[: self.rank])
         return data[start : start + sizes[self.rank]]
 

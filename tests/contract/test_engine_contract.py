@@ -43,12 +43,15 @@ BACKENDS = [Backend("local", 1), Backend("fsdp", 1), Backend("fsdp", 2), Backend
 OPTIONAL = {
     "veomni": [Backend("veomni", 1), Backend("veomni", 2), Backend("veomni", 2, model_type="qwen3")],
     "megatron": [
-        Backend("megatron", num_ranks, tensor_parallel, model_type, packs=False)
-        for num_ranks, tensor_parallel, model_type in [
-            (2, 1, "qwen2"),
-            (2, 2, "qwen2"),
-            (2, 2, "qwen3"),
-            (2, 2, "llama"),
+        Backend("megatron", num_ranks, tensor_parallel, model_type, stages, packs=False)
+        for num_ranks, tensor_parallel, stages, model_type in [
+            (2, 1, 1, "qwen2"),
+            (2, 2, 1, "qwen2"),
+            (2, 2, 1, "qwen3"),
+            (2, 2, 1, "llama"),
+            (2, 1, 2, "qwen2"),
+            (2, 1, 2, "qwen3"),
+            (4, 2, 2, "llama"),
         ]
     ],
     "torchtitan": [

@@ -32,7 +32,10 @@ TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 VEOMNI = f"{{{ROLES}}}.veomni"
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
-_ONE_WAY = "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size alone. Leave it out."
+_TWO_WAYS = (
+    "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size and "
+    "pipeline_model_parallel_size. Leave it out."
+)
 _RECOMPUTE = "megatron recomputes whole layers, one at a time"
 
 
@@ -310,9 +313,9 @@ _MEGATRON_RULES: tuple[Rule, ...] = (
     translated(f"{{{ROLES}}}.{{megatron,veomni,torchtitan}}.{{param_offload,grad_offload,optimizer_offload,"
                "offload_policy,enable_fsdp_offload}", _backend_offload),
     translated(f"{REF}.{{megatron,veomni,torchtitan}}.**", _reference_megatron),
-    so_anyway(f"{MEGATRON}.{{pipeline_model_parallel_size,virtual_pipeline_model_parallel_size,context_parallel_size,"
-              "expert_model_parallel_size,expert_tensor_parallel_size}", 1,
-              why="megatron divides models by tensor_model_parallel_size alone", otherwise=_ONE_WAY),
+    so_anyway(f"{MEGATRON}.{{virtual_pipeline_model_parallel_size,context_parallel_size,expert_model_parallel_size,"
+              "expert_tensor_parallel_size}", 1, why="megatron divides models by tensor_model_parallel_size and "
+              "pipeline_model_parallel_size alone", otherwise=_TWO_WAYS),
     no_effect(f"{MEGATRON}.{{sequence_parallel,use_distributed_optimizer}}", "it changes memory and speed alone"),
     no_effect(f"{MEGATRON}.{{use_mbridge,vanilla_mbridge}}", "weights come from and go to Hugging Face folders"),
     translated(f"{MEGATRON}.{{use_dist_checkpointing,dist_checkpointing_path,dist_checkpointing_prefix}}",

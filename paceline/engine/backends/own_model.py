@@ -45,6 +45,8 @@ class Part:
     """From this rank's share of the parameter, or of what has its shape, to whole tensors by `names`. Collective."""
     from_hf: Callable[[list[Tensor]], Tensor]
     """The other way round."""
+    is_copy: bool = False
+    """Another rank has the same parameter, which counts: of tied embeddings, the head in the last stage."""
 
 
 class OwnModelEngine(AllRanks, MicroBatchEngine):
@@ -58,7 +60,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
     hf_model: PreTrainedModel
     """The Hugging Face model without memory: for its names and its files."""
     tensor_parallel_group: dist.ProcessGroup | None = None
-    """The ranks that hold one model together; None: each data-parallel rank is alone."""
+    """The ranks that hold each layer together; None: each data-parallel rank is alone."""
 
     # What a backend defines.
 
@@ -68,7 +70,16 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     @abstractmethod
     def _make_parts(self) -> list[Part]:
-        """All parameters, each once."""
+        """All parameters of this rank, each once."""
+
+    @property
+    def model_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold one model together, and see the same rows."""
+        return self.tensor_parallel_group
+
+    def _all_parts(self) -> Iterator[tuple[Part | None, tuple[str, ...]]]:
+        """All parts of the model with their names, in one order on all ranks; None is a part of another rank's."""
+        return ((part, part.names) for part in self.parts)
 
     # What follows.
 
@@ -128,7 +139,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         weights = in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep=keep)
         training: Training | None = None
         if self.optimizer is not None:
-            moments: Moments = {name: {} for part in self.parts for name in part.names}
+            moments: Moments = {name: {} for _, names in self._all_parts() for name in names}
             state = self.optimizer.state
             for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
                 named = self.named_full(partial(_moment, state, key))
@@ -146,11 +157,14 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
-        for part in self.parts if self.num_steps else ():
-            saved = [moments[name] for name in part.names] if self.rank == 0 else []
-            shares = {key: self._share(part, [of_name[key] for of_name in saved]) for key in ("exp_avg", "exp_avg_sq")}
-            step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
-            self.optimizer.state[part.parameter] = {"step": step, **shares}
+        for part, names in self._all_parts() if self.num_steps else ():
+            saved = [moments[name] for name in names] if self.rank == 0 else []
+            shares = {
+                key: self._share(part, names, [of_name[key] for of_name in saved]) for key in ("exp_avg", "exp_avg_sq")
+            }
+            if part is not None:
+                step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
+                self.optimizer.state[part.parameter] = {"step": step, **shares}
         for group in self.optimizer.param_groups:
             if "step" in group:  # Fused Adams count here.
                 group["step"] = self.num_steps
@@ -162,6 +176,10 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
     @property
     def tensor_parallel_size(self) -> int:
         return self.spec.tensor_model_parallel_size
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.spec.pipeline_model_parallel_size
 
     @property
     def _recomputes(self) -> bool:
@@ -177,32 +195,32 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
         # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
-        return super()._sum_over_ranks(
-            {name: 0.0 * value for name, value in sums.items()} if self.tensor_parallel_rank else sums
-        )
+        is_first = self.model_group is None or self.model_group.rank() == 0
+        return super()._sum_over_ranks(sums if is_first else {name: 0.0 * value for name, value in sums.items()})
 
     def _rows_of_group(self, data: DataProto) -> tuple[DataProto, slice]:
         """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
-        if self.tensor_parallel_group is None:
+        if self.model_group is None:
             return data, slice(0, len(data))
         own: dict[str, Any] = dict(data.batch.items())
-        columns = gather_objects(own, self.tensor_parallel_group)
+        columns = gather_objects(own, self.model_group)
         lengths = [len(part["attention_mask"]) for part in columns]
-        start = sum(lengths[: self.tensor_parallel_rank])
+        start = sum(lengths[: self.model_group.rank()])
         rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
         return DataProto.from_dict(tensors=rows), slice(start, start + len(data))
 
     def _put_weights(self, weights: dict[str, Tensor]) -> None:
         """Give every rank its share of a Hugging Face state dict that rank 0 has. Collective."""
-        for part in self.parts:
-            share = self._share(part, [weights[name] for name in part.names] if self.rank == 0 else [])
-            with torch.no_grad():
-                part.parameter.copy_(share)
+        for part, names in self._all_parts():
+            share = self._share(part, names, [weights[name] for name in names] if self.rank == 0 else [])
+            if part is not None:
+                with torch.no_grad():
+                    part.parameter.copy_(share)
 
-    def _share(self, part: Part, whole: list[Tensor]) -> Tensor:
-        """This rank's share of what rank 0 has as whole tensors. Collective."""
+    def _share(self, part: Part | None, names: tuple[str, ...], whole: list[Tensor]) -> Tensor:
+        """This rank's share, which may be nothing, of what rank 0 has as whole tensors. Collective."""
         tensors = []
-        for place, name in enumerate(part.names):
+        for place, name in enumerate(names):
             known = self.hf_model.get_parameter(name)
             if self.rank == 0:
                 tensor = whole[place].detach().to(self.device, copy=True).contiguous()
@@ -210,6 +228,8 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 tensor = torch.empty(known.shape, dtype=known.dtype, device=self.device)
             dist.broadcast(tensor, src=0)
             tensors.append(tensor)
+        if part is None:
+            return torch.empty(0)
         return part.from_hf(tensors).contiguous()  # fused AdamW takes moments to lie in memory as their parameter does
 
     def _check_support(self, config: PretrainedConfig) -> None:
@@ -229,10 +249,15 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 f"{text.num_key_value_heads} key-value heads on tensor_model_parallel_size={self.tensor_parallel_size} "
                 "ranks, which must divide them"
             )
-        elif self.world_size % self.tensor_parallel_size:
+        elif self.world_size % (self.tensor_parallel_size * self.pipeline_parallel_size):
+            sizes = f"tensor_model_parallel_size={self.tensor_parallel_size}"
+            if self.pipeline_parallel_size > 1:
+                sizes += f" times pipeline_model_parallel_size={self.pipeline_parallel_size}"
+            problem = f"{sizes}, which does not divide its {self.world_size} ranks"
+        elif text.num_hidden_layers % self.pipeline_parallel_size:
             problem = (
-                f"tensor_model_parallel_size={self.tensor_parallel_size}, which does not divide its "
-                f"{self.world_size} ranks"
+                f"{text.num_hidden_layers} layers in pipeline_model_parallel_size={self.pipeline_parallel_size} "
+                "stages, which must divide them"
             )
         if problem:
             raise ConfigError(
@@ -243,7 +268,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     def _check_parts(self) -> None:
         """Raise ConfigError where the Hugging Face model has parameters that this backend's has not."""
-        names = [name for part in self.parts for name in part.names]
+        names = [name for _, of_part in self._all_parts() for name in of_part]
         if unknown := set(self._aliases).symmetric_difference(names):
             raise ConfigError(
                 f"strategy={self.strategy} can't hold {self.spec.model.path}: its model has no place for "

@@ -67,7 +67,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.kl_loss_type": "low_var"}, "did you mean low_var_kl?"),
     ({"data.seed": "???"}, "data.seed is marked as missing (???); set it."),
     ({"data.seed": "${trainer.sede}"}, "data.seed can't be resolved: Interpolation key 'trainer.sede'"),
-    ({f"{ACTOR}.use_torch_compile": True}, f"{ACTOR}.use_torch_compile=True is not supported yet"),
+    ({f"{ACTOR}.torchtitan.use_torch_compile": True}, "use_torch_compile=True is not supported yet: models run"),
     # LoRA
     ({f"{MODEL}.lora_rank": -1}, "actor_rollout_ref.model.lora_rank=-1 is out of range; set it to a number >= 0."),
     ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),

@@ -151,7 +151,8 @@ SO_ANYWAY: list[dict[str, Any]] = [
     {f"{REF}.strategy": "fsdp"},
     {f"{ACTOR}.strategy": "megatron", f"{REF}.strategy": "megatron"},
     {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{REF}.megatron.tensor_model_parallel_size": 2},
-    {f"{ACTOR}.megatron.pipeline_model_parallel_size": 1},
+    {f"{ACTOR}.megatron.expert_model_parallel_size": 1},
+    {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, f"{REF}.megatron.pipeline_model_parallel_size": 2},
     {f"{ACTOR}.megatron.virtual_pipeline_model_parallel_size": None},
     {f"{ACTOR}.veomni.param_offload": False},
     {f"{ROLLOUT}.max_model_len": 1024},
@@ -215,7 +216,11 @@ def test_what_is_so_anyway_or_has_no_effect_is_taken_with_words(asked: dict[str,
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({f"{ACTOR}.megatron.pipeline_model_parallel_size": 2}, "=2 is not supported yet: megatron divides"),
+        ({f"{ACTOR}.megatron.context_parallel_size": 2}, "=2 is not supported yet: megatron divides"),
+        (
+            {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, f"{REF}.megatron.pipeline_model_parallel_size": 4},
+            f"the reference is divided as the actor, by {ACTOR}.megatron.pipeline_model_parallel_size=2.",
+        ),
         (
             {f"{REF}.megatron.tensor_model_parallel_size": 4},
             f"the reference is divided as the actor, by {ACTOR}.megatron.tensor_model_parallel_size=1.",
@@ -318,7 +323,7 @@ def test_the_list_has_the_kinds_apart_and_the_line_is_short() -> None:
         f"  model_engine=veomni -> {ACTOR}.strategy=veomni critic.strategy=veomni",
         "",
         "Taken, because it is so anyway:",
-        f"  {ACTOR}.use_torch_compile=False: models run uncompiled.",
+        f"  {ACTOR}.use_torch_compile=False: layers run uncompiled unless model.use_torch_compile says otherwise.",
         "",
         "Taken, without an effect:",
         f"  {ROLLOUT}.mode=sync: the engine runs in the workers, and the responses are drawn the same way.",

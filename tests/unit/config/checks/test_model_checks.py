@@ -105,6 +105,28 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
             "critic.megatron.tensor_model_parallel_size=2, but that of actor_rollout_ref.actor on the same devices",
         ),
         (
+            {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, **TWO},
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 is for {ACTOR}.strategy=megatron, which is fsdp2.",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "megatron",
+                f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
+                f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
+                **TWO,
+            },
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 times {ACTOR}.megatron.tensor_model_parallel_size=2 does",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "fsdp2",
+                f"{MODEL}.use_torch_compile": True,
+                "critic.strategy": "torchtitan",
+                "critic.model.use_torch_compile": True,
+            },
+            "critic.model.use_torch_compile=True: critic.strategy=torchtitan does not compile layers.",
+        ),
+        (
             {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 0},
             f"{ACTOR}.megatron.tensor_model_parallel_size=0 is out of range",
         ),

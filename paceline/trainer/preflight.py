@@ -47,7 +47,7 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     from paceline.data.tokenizer import load_tokenizer
 
     problems: list[PacelineError] = []
-    for text in [*_login_problems(cfg), *_hub_problems(cfg)]:
+    for text in [*_login_problems(cfg), *_hub_problems(cfg), *_image_problems(cfg)]:
         problems.append(ConfigError(text))
     if problems:  # without the model there is no tokenizer
         raise _together(problems)
@@ -154,20 +154,38 @@ def hub_problem(repository: str) -> str | None:
     return None
 
 
-def _config_of(path: str) -> dict[str, Any]:
-    """What config.json of a model says of its language model; nothing if it can't be read here."""
+def _whole_config(path: str) -> dict[str, Any]:
+    """config.json of a model; nothing if it can't be read here."""
     if is_local_path(path):
-        content = model_config(Path(path).expanduser())
-    else:
-        from huggingface_hub import try_to_load_from_cache
+        return model_config(Path(path).expanduser())
+    from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(path, "config.json")
-        try:
-            content = json.loads(Path(cached).read_text()) if isinstance(cached, str) else {}
-        except (OSError, ValueError):
-            content = {}
+    cached = try_to_load_from_cache(path, "config.json")
+    try:
+        return dict(json.loads(Path(cached).read_text())) if isinstance(cached, str) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _config_of(path: str) -> dict[str, Any]:
+    """What config.json of a model says of its language model."""
+    content = _whole_config(path)
     inner = content.get("text_config")
     return {**content, **inner} if isinstance(inner, dict) else content
+
+
+def _image_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Models that read images, of whose kind transformers has none that reads text alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    for key, path in _models(cfg).items():
+        config = _whole_config(path)
+        kind = config.get("model_type")
+        if "vision_config" in config and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            yield (
+                f"{key}={path} is a model of images and text ({kind}), which is not supported yet: prompts are text. "
+                "Set it to a model of text."
+            )
 
 
 def _position_problems(cfg: PPOConfig) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
     <run>/
       config.yaml  environment.json  status.json  metrics.jsonl  timeline.json  ledger.jsonl
-      samples/     logs/             tensorboard/ wandb_run_id.txt
+      samples/     logs/             tensorboard/ mlflow/  swanlab/  wandb_run_id.txt and the like
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
       checkpoints/
@@ -24,13 +24,14 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 TIMELINE_FILE = "timeline.json"
 LEDGER_FILE = "ledger.jsonl"
-WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 LOCK_FILE = ".lock"
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
 SAMPLES_FOLDER = "samples"
 LOGS_FOLDER = "logs"
 TENSORBOARD_FOLDER = "tensorboard"
+MLFLOW_FOLDER = "mlflow"
+SWANLAB_FOLDER = "swanlab"
 VALIDATION_FOLDER = "validation"
 CHECKPOINTS_FOLDER = "checkpoints"
 
@@ -51,6 +52,15 @@ _CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
 def default_run_dir(project: str, experiment: str) -> Path:
     """Where a run is kept that names no folder."""
     return Path("runs") / project / experiment
+
+
+def run_id_file(tracker: str) -> str:
+    """The file that keeps the id which a run has with a tracker.
+
+    >>> run_id_file("wandb")
+    'wandb_run_id.txt'
+    """
+    return f"{tracker}_run_id.txt"
 
 
 def checkpoint_name(step: int) -> str:

@@ -168,6 +168,11 @@ def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig
     return named.tensor_model_parallel_size if named is not None else 1
 
 
+def pipeline_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+    """Stages of a model on megatron; 1 on every other backend."""
+    return section.megatron.pipeline_model_parallel_size if section.strategy == "megatron" else 1
+
+
 def device_pools(trainer: TrainerConfig) -> Pools:
     """The pools of a placement. What does not divide, and what would leave a device idle, is a ConfigError.
 

@@ -57,6 +57,9 @@ class ModelConfig:
     use_remove_padding: bool | None = None
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result.
     null: where the model, which is tried at the start, keeps packed sequences apart."""
+    use_torch_compile: bool = False
+    """Compile the layers of the model: the first passes take minutes, later ones less time. Changes results by rounding
+    alone. Wants a C++ compiler on a CPU, Triton on a GPU."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of forward and backward passes; weights and optimizer stay float32."""
 
@@ -79,7 +82,7 @@ class FrozenFsdpConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig(FrozenFsdpConfig):
-    """Where a model and its optimizer are while others work, with local, fsdp and fsdp2."""
+    """Where a model and its optimizer are while others work, with every training backend."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in main memory between updates. On a CPU it is there anyway."""
@@ -91,6 +94,15 @@ class TensorParallelConfig:
 
     tensor_model_parallel_size: Count = 1
     """Devices that hold one model together, each a part of every layer, >= 1. Divides the devices of the pool."""
+
+
+@dataclass(frozen=True)
+class MegatronConfig(TensorParallelConfig):
+    """How Megatron divides a model, where that is the strategy."""
+
+    pipeline_model_parallel_size: Count = 1
+    """Stages that hold the layers of one model one behind the other, >= 1, each on tensor_model_parallel_size devices.
+    Divides the layers. Saves memory alone: one stage computes at a time."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +153,7 @@ class ActorConfig:
     strategy: str | None = None
     """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices), or one of an
     optional package: torchtitan, veomni, megatron. null: local on one device, fsdp2 on more."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
@@ -343,7 +355,7 @@ class CriticConfig:
 
     strategy: str | None = None
     """Training backend, as the actor's; need not be the same."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""

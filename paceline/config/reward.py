@@ -19,7 +19,7 @@ from paceline.config.field_rules import (
     UserDict,
     WholeNumber,
 )
-from paceline.config.model_sections import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
+from paceline.config.model_sections import FrozenFsdpConfig, MegatronConfig, ModelConfig, TensorParallelConfig
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -124,7 +124,7 @@ class RewardModelConfig:
     """Nodes of that pool, >= 0. 0: one."""
     strategy: Annotated[str | None, OnlyWith.REWARD_MODEL] = None
     """Backend of the model, as the actor's; need not be the same."""
-    megatron: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
+    megatron: Annotated[MegatronConfig, OnlyWith.REWARD_MODEL] = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""

@@ -306,15 +306,15 @@ class TrainerConfig:
     experiment_name: str = "ppo"
     """Names the run in trackers."""
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
-    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
-    list."""
+    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb, mlflow, swanlab,
+    trackio; one name or a list."""
     live_view: bool | None = None
     """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
     a terminal."""
     log_train_samples: WholeNumber = 1
     """Training responses shown with their scores in the log of every step, >= 0."""
     log_val_generations: WholeNumber = 0
-    """Validation responses shown in the log, in tensorboard and in wandb at every validation, >= 0."""
+    """Validation responses shown in the log and in every tracker but the console at every validation, >= 0."""
     keep_samples: WholeNumber = 4
     """Responses of every step, and of every validation, kept with prompt and score in samples/<step>.jsonl of the run's
     folder, >= 0. Long texts are cut."""

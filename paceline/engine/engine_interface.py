@@ -65,6 +65,8 @@ class EngineSpec:
     """Ranks that hold one model together, each a part of every layer; for backends that can."""
     ulysses_sequence_parallel_size: int = 1
     """Ranks that share each sequence, each with a part of its tokens; for backends that can."""
+    pipeline_model_parallel_size: int = 1
+    """So many such groups hold one model together, each some of its layers; for backends that can."""
     lora: LoraSpec | None = None
     """Adapters to train in place of all weights."""
     param_offload: bool = False
@@ -98,6 +100,8 @@ class Engine(ABC):
     """Whether this backend can keep in main memory what it holds, between calls."""
     takes_ulysses: ClassVar[bool] = False
     """Whether ranks of this backend can share sequences."""
+    takes_compile: ClassVar[bool] = False
+    """Whether this backend compiles layers."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.lora is not None and not self.takes_lora:
@@ -114,6 +118,8 @@ class Engine(ABC):
                 f"{type(self).__name__} keeps a sequence on one rank; set ulysses_sequence_parallel_size=1, or "
                 "strategy=fsdp2."
             )
+        if spec.model.use_torch_compile and not self.takes_compile:
+            raise ConfigError(f"{type(self).__name__} does not compile layers; set model.use_torch_compile=False.")
         self.spec = spec
         self.device = torch.device(spec.device)
         self.num_steps = 0
@@ -241,6 +247,7 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
             can = BACKENDS.built_in[name]
             engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
             engine.takes_ulysses = can.ulysses
+            engine.takes_compile = can.compiles
         else:
             # A class that is no Engine, and does not say what it takes, refuses it by itself.
             entry = BackendEntry(
@@ -248,6 +255,7 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
                 bfloat16=getattr(engine, "takes_bfloat16", True),
                 offload=getattr(engine, "takes_offload", True),
                 ulysses=getattr(engine, "takes_ulysses", True),
+                compiles=getattr(engine, "takes_compile", True),
             )
             BACKENDS.add(name, entry)
         return engine

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
+from paceline.engine.compiled_layers import CompiledLayers, compile_errors
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
@@ -40,9 +41,12 @@ logger = logging.getLogger(__name__)
 class HfEngine(MicroBatchEngine):
     """A Hugging Face model. Without more than `_distribute`, this rank holds all of it."""
 
+    takes_compile = True
     model: PreTrainedModel
     root: nn.Module
     """What is called: an AnswerModel around `model`, or what the backend wraps around that."""
+    _compiled: CompiledLayers | None = None
+    """Its layers, if they are compiled."""
 
     # What a backend defines.
 
@@ -100,13 +104,17 @@ class HfEngine(MicroBatchEngine):
             add_adapter(self.model, self.spec.lora, self.spec.model.path)
         self._answers = AnswerModel(self.model, self.spec.kind)
         self.root = self._distribute(self._answers)
+        if self.spec.model.use_torch_compile:
+            self._compiled = CompiledLayers(self.model)
+            self._answers.by_onednn = False
         self._check_model()
 
     @torch.no_grad()
     def _check_model(self) -> None:
         """Check what can only be known by calling the model."""
         rounding = ROUNDING[self.compute_dtype]
-        with self._calls():
+        checked = nullcontext() if self._compiled is None else compile_errors(self.spec.model.path)
+        with checked, self._calls():
             call = padded_call(two_sequences(), self.spec.kind, self.device)
             with self._precision():
                 check_shortcuts(self._answers, self.root, call, rounding)
@@ -128,7 +136,8 @@ class HfEngine(MicroBatchEngine):
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        with self._answers.calls(), packed_attention(self.model) if self._packs else nullcontext():
+        compiled = nullcontext() if self._compiled is None else self._compiled.calls()
+        with self._answers.calls(), compiled, packed_attention(self.model) if self._packs else nullcontext():
             yield
 
     def _answer(

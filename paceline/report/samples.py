@@ -15,6 +15,9 @@ from paceline.report.json_lines import Row, json_line, read_line
 
 LONGEST_TEXT = 4000
 """Characters kept of a text."""
+SHOWN_TEXTS = ("data_source", "prompt", "response", "ground_truth")
+_LONGEST_GROUND_TRUTH = 500
+"""Characters shown: the tests of a programming task may be megabytes."""
 
 
 class SampleFiles:
@@ -95,3 +98,14 @@ def cut_value(value: object, longest: int = LONGEST_TEXT) -> object:
     """A number as it is, all else as text if it is too long: the tests of a programming task may be megabytes."""
     is_small = value is None or isinstance(value, bool | int | float)
     return value if is_small or len(str(value)) <= longest else cut_text(str(value), longest)
+
+
+def shown_texts(row: Mapping[str, object]) -> dict[str, str]:
+    """The texts of a response that people look at, by `SHOWN_TEXTS`."""
+    texts = {name: str(row[name]) for name in SHOWN_TEXTS}
+    return texts | {"ground_truth": texts["ground_truth"][:_LONGEST_GROUND_TRUTH]}
+
+
+def as_text(row: Row) -> str:
+    """The same as one text, with the score."""
+    return "\n".join([*(f"[{name}] {text}" for name, text in shown_texts(row).items()), f"[score] {row['score']:g}"])

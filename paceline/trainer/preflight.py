@@ -12,7 +12,7 @@ import logging
 import netrc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     from paceline.data.tokenizer import load_tokenizer
 
     problems: list[PacelineError] = []
-    for text in [*_login_problems(cfg), *_hub_problems(cfg)]:
+    for text in [*_login_problems(cfg), *_hub_problems(cfg), *_image_problems(cfg)]:
         problems.append(ConfigError(text))
     if problems:  # without the model there is no tokenizer
         raise _together(problems)
@@ -154,20 +154,38 @@ def hub_problem(repository: str) -> str | None:
     return None
 
 
-def _config_of(path: str) -> dict[str, Any]:
-    """What config.json of a model says of its language model; nothing if it can't be read here."""
+def _whole_config(path: str) -> dict[str, Any]:
+    """config.json of a model; nothing if it can't be read here."""
     if is_local_path(path):
-        content = model_config(Path(path).expanduser())
-    else:
-        from huggingface_hub import try_to_load_from_cache
+        return model_config(Path(path).expanduser())
+    from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(path, "config.json")
-        try:
-            content = json.loads(Path(cached).read_text()) if isinstance(cached, str) else {}
-        except (OSError, ValueError):
-            content = {}
+    cached = try_to_load_from_cache(path, "config.json")
+    try:
+        return dict(json.loads(Path(cached).read_text())) if isinstance(cached, str) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _config_of(path: str) -> dict[str, Any]:
+    """What config.json of a model says of its language model."""
+    content = _whole_config(path)
     inner = content.get("text_config")
     return {**content, **inner} if isinstance(inner, dict) else content
+
+
+def _image_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Models that read images, of whose kind transformers has none that reads text alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    for key, path in _models(cfg).items():
+        config = _whole_config(path)
+        kind = config.get("model_type")
+        if "vision_config" in config and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            yield (
+                f"{key}={path} is a model of images and text ({kind}), which is not supported yet: prompts are text. "
+                "Set it to a model of text."
+            )
 
 
 def _position_problems(cfg: PPOConfig) -> Iterator[str]:
@@ -292,31 +310,42 @@ def _reward_problems(
 
 
 def _login_problems(cfg: PPOConfig) -> Iterator[str]:
-    """wandb without a login asks for one in a process that has no terminal."""
-    if "wandb" not in cfg.trainer.logger:
-        return
+    """wandb and swanlab without a login ask for one in a process that has no terminal."""
     runtime_env = cfg.ray_kwargs.ray_init.get("runtime_env") or {}
     variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
     if cfg.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
         return  # the run's process may be on another machine
-    if variables.get("WANDB_API_KEY") or str(variables.get("WANDB_MODE", "")).lower() in (
-        "offline",
-        "disabled",
-        "dryrun",
-    ):
-        return
-    host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
-    files = [variables.get("NETRC"), "~/.netrc", "~/_netrc"]
+    if "wandb" in cfg.trainer.logger and not _is_local(variables, "WANDB", ("offline", "disabled", "dryrun")):
+        host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
+        if not _has_login([variables.get("NETRC"), "~/.netrc", "~/_netrc"], host):
+            yield (
+                f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
+                "WANDB_MODE=offline to keep the records here."
+            )
+    if "swanlab" in cfg.trainer.logger and not _is_local(variables, "SWANLAB", ("offline", "local", "disabled")):
+        folders = [".swanlab", variables.get("SWANLAB_ROOT") or variables.get("SWANLAB_SAVE_DIR") or "~/.swanlab"]
+        if not _has_login([f"{folder}/.netrc" for folder in folders]):
+            yield (
+                "trainer.logger=swanlab has no login. Run `swanlab login`, set SWANLAB_API_KEY, or set "
+                "SWANLAB_MODE=offline to keep the records here."
+            )
+
+
+def _is_local(variables: Mapping[str, object], tracker: str, modes: Container[str]) -> bool:
+    """Whether a tracker's variables have a key for its server, or say that it needs none."""
+    return bool(variables.get(f"{tracker}_API_KEY")) or str(variables.get(f"{tracker}_MODE", "")).lower() in modes
+
+
+def _has_login(files: Iterable[object], host: str | None = None) -> bool:
+    """Whether a netrc file has a login for a host, or for any."""
     for file in filter(None, files):
         try:
-            if netrc.netrc(os.path.expanduser(file)).authenticators(str(host)):
-                return
+            known = netrc.netrc(os.path.expanduser(str(file)))
         except (OSError, netrc.NetrcParseError):
             continue
-    yield (
-        f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
-        "WANDB_MODE=offline to keep the records here."
-    )
+        if known.hosts if host is None else known.authenticators(host):
+            return True
+    return False
 
 
 def crowded_cores(cfg: PPOConfig) -> str | None:

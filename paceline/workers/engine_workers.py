@@ -26,6 +26,7 @@ from paceline.config.derived import (
     UPDATE_ROWS,
     actor_goes_by_tokens,
     by_tokens,
+    pipeline_parallel_size,
     tensor_parallel_size,
 )
 from paceline.data.tokenizer import load_tokenizer
@@ -88,6 +89,7 @@ class ActorRolloutRefWorker(WeightCalls):
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                pipeline_model_parallel_size=pipeline_parallel_size(config.actor),
                 ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 lora=lora_of(config.model),
                 offload=config.actor.fsdp_config,
@@ -98,6 +100,7 @@ class ActorRolloutRefWorker(WeightCalls):
                 config.model,
                 kind="causal_lm",
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                pipeline_model_parallel_size=pipeline_parallel_size(config.actor),
                 ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 offload=config.ref.fsdp_config,
             )
@@ -270,6 +273,7 @@ class TrainingWorker(RoleWorker):
                 optim=config.optim,
                 grad_clip=config.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config),
+                pipeline_model_parallel_size=pipeline_parallel_size(config),
                 ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
                 offload=config.model.fsdp_config,
             )
@@ -282,6 +286,7 @@ class TrainingWorker(RoleWorker):
             model,
             kind="sequence_classification",
             tensor_model_parallel_size=tensor_parallel_size(config),
+            pipeline_model_parallel_size=pipeline_parallel_size(config),
             ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
             offload=model.fsdp_config,
         )

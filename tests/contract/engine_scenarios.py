@@ -59,16 +59,16 @@ class Backend:
     num_ranks: int
     tensor_parallel: int = 1
     model_type: str = "qwen2"
+    stages: int = 1
     packs: bool = True
     ulysses: int = 1
     """Ranks that share each sequence."""
-    recomputes: bool = True
-    """Has gradient checkpointing."""
 
     def __str__(self) -> str:
         parallel = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
-        shared = f"-ulysses{self.ulysses}" if self.ulysses > 1 else ""
-        return f"{self.strategy}-{self.num_ranks}{parallel}{shared}-{self.model_type}"
+        parallel += f"-pp{self.stages}" if self.stages > 1 else ""
+        parallel += f"-ulysses{self.ulysses}" if self.ulysses > 1 else ""
+        return f"{self.strategy}-{self.num_ranks}{parallel}-{self.model_type}"
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,7 @@ class Rank:
             spec,
             model=model,
             tensor_model_parallel_size=self.backend.tensor_parallel,
+            pipeline_model_parallel_size=self.backend.stages,
             ulysses_sequence_parallel_size=self.backend.ulysses,
         )
         engine = get_engine(self.backend.strategy)(spec)
@@ -334,9 +335,6 @@ def train_with_uneven_shards(rank: Rank) -> None:
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
     spec = replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True))
-    if not rank.backend.recomputes:
-        rank.seen["checkpointing/refused"] = failure(ConfigError, lambda: rank.engine(spec))
-        return
     engine = rank.engine(spec)
     rank.seen["checkpointing/active"] = engine.model.is_gradient_checkpointing
     gradients = record_gradients(engine)

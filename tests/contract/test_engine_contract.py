@@ -52,12 +52,15 @@ BACKENDS = [
 OPTIONAL = {
     "veomni": [Backend("veomni", 1), Backend("veomni", 2), Backend("veomni", 2, model_type="qwen3")],
     "megatron": [
-        Backend("megatron", num_ranks, tensor_parallel, model_type, packs=False, recomputes=False)
-        for num_ranks, tensor_parallel, model_type in [
-            (2, 1, "qwen2"),
-            (2, 2, "qwen2"),
-            (2, 2, "qwen3"),
-            (2, 2, "llama"),
+        Backend("megatron", num_ranks, tensor_parallel, model_type, stages, packs=False)
+        for num_ranks, tensor_parallel, stages, model_type in [
+            (2, 1, 1, "qwen2"),
+            (2, 2, 1, "qwen2"),
+            (2, 2, 1, "qwen3"),
+            (2, 2, 1, "llama"),
+            (2, 1, 2, "qwen2"),
+            (2, 1, 2, "qwen3"),
+            (4, 2, 2, "llama"),
         ]
     ],
     "torchtitan": [
@@ -349,17 +352,12 @@ def test_ranks_with_fewer_micro_batches_wait_without_weight(run: Run, reference:
 def test_what_a_backend_can_not_do_is_refused_with_what_to_set(run: Run) -> None:
     for seen in run.ranks:
         assert run.backend.packs or "set model.use_remove_padding=False" in seen["packed/refused"]
-        assert (
-            run.backend.recomputes or "set model.enable_gradient_checkpointing=False" in seen["checkpointing/refused"]
-        )
         engine = get_engine(run.backend.strategy)
         assert engine.takes_bfloat16 or "set model.compute_dtype=float32" in seen["bfloat16/refused"]
         assert engine.takes_offload or "set param_offload=False" in seen["offloaded/refused"]
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(run: Run, reference: Run) -> None:
-    if not run.backend.recomputes:
-        pytest.skip(f"{run.backend.strategy} refuses to recompute")
     assert run["checkpointing/active"]
     close(run["checkpointing/gradients"], reference["train/causal_lm/gradients"], 1e-5)
 

@@ -92,6 +92,11 @@ def check_backends(cfg: PPOConfig) -> Iterator[str]:
                 f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
                 f"False, or {section}.strategy to fsdp2 or veomni."
             )
+        if not backend.compiles and value_of(cfg, f"{model}.use_torch_compile"):
+            yield (
+                f"{model}.use_torch_compile=True: {section}.strategy={strategy} does not compile layers. Set it to "
+                f"False, or {section}.strategy=fsdp2."
+            )
         dtype = value_of(cfg, f"{model}.compute_dtype")
         if dtype != "float32" and not backend.bfloat16:
             yield (
@@ -115,15 +120,6 @@ def check_device(cfg: PPOConfig) -> Iterator[str]:
         return
     if cfg.trainer.cpus_per_device == 0:
         yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
-    for section, model in ((ACTOR, MODEL), ("critic", "critic.model")):
-        strategy = value_of(cfg, f"{section}.strategy")
-        backend = BACKENDS.get(strategy)
-        recomputes = section in _sections(cfg) and value_of(cfg, f"{model}.enable_gradient_checkpointing")
-        if backend is not None and not backend.recomputes_on_cpu and recomputes:
-            yield (
-                f"{model}.enable_gradient_checkpointing=True: {section}.strategy={strategy} does not recompute "
-                "activations on a CPU. Set it to False."
-            )
 
 
 def _sections(cfg: PPOConfig) -> list[str]:
@@ -165,21 +161,35 @@ def check_shared_sequences(
 def check_tensor_parallelism(
     cfg: PPOConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
 ) -> Iterator[str]:
-    megatron: dict[str, tuple[str, int]] = {}
+    on_pool: dict[tuple[str, str], tuple[str, int]] = {}
     for section, strategy, pool in strategies:
-        for name in (name for name, backend in BACKENDS.built_in.items() if backend.tensor_parallel):
-            key = f"{section}.{name}.tensor_model_parallel_size"
+        devices = sum(pools[pool])
+        sizes = {
+            f"{section}.{name}.tensor_model_parallel_size": name
+            for name, backend in BACKENDS.built_in.items()
+            if backend.tensor_parallel
+        }
+        stages = f"{section}.megatron.pipeline_model_parallel_size"
+        for key, name in {**sizes, stages: "megatron"}.items():
             size = value_of(cfg, key)
             if size > 1 and strategy != name:
                 yield f"{key}={size} is for {section}.strategy={name}, which is {strategy}. Leave it out."
-            elif strategy == name and sum(pools[pool]) % size:
-                yield f"{key}={size} does not divide the {sum(pools[pool])} devices of {pool}. Set it to a divisor."
-        if strategy == "megatron":
-            size = value_of(cfg, f"{section}.megatron.tensor_model_parallel_size")
-            other, known = megatron.setdefault(pool, (section, size))
+            elif strategy == name and devices % size:
+                yield f"{key}={size} does not divide the {devices} devices of {pool}. Set it to a divisor."
+        if strategy != "megatron":
+            continue
+        tensor = f"{section}.megatron.tensor_model_parallel_size"
+        together = value_of(cfg, tensor) * value_of(cfg, stages)
+        if devices % together and not (devices % value_of(cfg, tensor) or devices % value_of(cfg, stages)):
+            yield (
+                f"{stages}={value_of(cfg, stages)} times {tensor}={value_of(cfg, tensor)} does not divide the "
+                f"{devices} devices of {pool}. Set them so that their product does."
+            )
+        for key in (tensor, stages):
+            size, name = value_of(cfg, key), key.rpartition(".")[2]
+            other, known = on_pool.setdefault((pool, name), (section, size))
             if size != known:
                 yield (
-                    f"{section}.megatron.tensor_model_parallel_size={size}, but that of {other} on the same devices is "
-                    f"{known}, and megatron has one size per process. Set the same for both, or "
-                    "trainer.placement.name=split."
+                    f"{key}={size}, but that of {other} on the same devices is {known}, and megatron has one size per "
+                    "process. Set the same for both, or trainer.placement.name=split."
                 )

@@ -67,7 +67,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.kl_loss_type": "low_var"}, "did you mean low_var_kl?"),
     ({"data.seed": "???"}, "data.seed is marked as missing (???); set it."),
     ({"data.seed": "${trainer.sede}"}, "data.seed can't be resolved: Interpolation key 'trainer.sede'"),
-    ({f"{ACTOR}.use_torch_compile": True}, f"{ACTOR}.use_torch_compile=True is not supported yet"),
+    ({f"{ACTOR}.torchtitan.use_torch_compile": True}, "use_torch_compile=True is not supported yet: models run"),
     # LoRA
     ({f"{MODEL}.lora_rank": -1}, "actor_rollout_ref.model.lora_rank=-1 is out of range; set it to a number >= 0."),
     ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
@@ -143,7 +143,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.strategy": "fdsp2"}, f"{ACTOR}.strategy='fdsp2' is not known; did you mean fsdp2?"),
     ({f"{ROLLOUT}.name": "vlm"}, f"{ROLLOUT}.name='vlm' is not known; did you mean vllm?"),
     ({f"{ROLLOUT}.name": "nativ"}, "did you mean native?"),
-    ({"trainer.logger": ["console", "mlflow"]}, "trainer.logger=mlflow is not supported yet; use tensorboard"),
+    ({"trainer.logger": ["console", "comet"]}, "trainer.logger=comet is not supported yet; use tensorboard"),
     ({"trainer.logger": ["tensorbord"]}, "trainer.logger='tensorbord' is not known; did you mean tensorboard?"),
     # Estimators
     *(

@@ -175,6 +175,34 @@ def test_wandb_without_a_login_is_told(material: Path, tmp_path: Path, monkeypat
     assert not list(preflight._login_problems(cfg))
 
 
+def test_a_model_of_images_is_refused_where_there_is_none_of_its_text(material: Path, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for kind, is_refused in (("qwen2_5_vl", True), ("qwen2", False)):
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": kind, "vision_config": {"depth": 2}}))
+        if is_refused:
+            text = problem(material, ConfigError, actor_rollout_ref__model__path=str(folder))
+            assert "is a model of images and text (qwen2_5_vl), which is not supported yet: prompts are text." in text
+        else:
+            dry_run(material, actor_rollout_ref__model__path=str(folder))
+
+
+def test_swanlab_without_a_login_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_ROOT", "SWANLAB_SAVE_DIR", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    cfg = preflight.PPOConfig()
+    cfg = preflight.dataclasses.replace(cfg, trainer=preflight.dataclasses.replace(cfg.trainer, logger=["swanlab"]))
+    [text] = preflight._login_problems(cfg)
+    assert text.startswith("trainer.logger=swanlab has no login. Run `swanlab login`")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    assert not list(preflight._login_problems(cfg))
+    monkeypatch.delenv("SWANLAB_MODE")
+    (tmp_path / ".swanlab").mkdir()
+    (tmp_path / ".swanlab/.netrc").write_text("machine api.swanlab.cn login user password abcdefgh\n")
+    assert not list(preflight._login_problems(cfg))
+
+
 def test_more_devices_than_cores_are_worth_a_remark(
     material: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from paceline.catalog import BACKENDS
 from paceline.config.checks import check_config
 from paceline.config.load import load_config
 
@@ -91,10 +92,6 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
             "critic.model.use_remove_padding=True: critic.strategy=megatron does not pack sequences.",
         ),
         (
-            {"critic.strategy": "megatron", "critic.model.enable_gradient_checkpointing": True},
-            "critic.model.enable_gradient_checkpointing=True: critic.strategy=megatron does not recompute",
-        ),
-        (
             {f"{ACTOR}.strategy": "veomni", f"{MODEL}.lora_rank": 8},
             f"{MODEL}.lora_rank=8 with {ACTOR}.strategy=veomni, which has no LoRA.",
         ),
@@ -105,22 +102,6 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
         (
             {**REWARD_MODEL, "reward_model.strategy": "megatron", "reward_model.model.compute_dtype": "bfloat16"},
             "reward_model.model.compute_dtype=bfloat16: reward_model.strategy=megatron computes in float32.",
-        ),
-        (
-            {f"{ACTOR}.strategy": "torchtitan", f"{ACTOR}.fsdp_config.optimizer_offload": True},
-            f"{ACTOR}.fsdp_config.optimizer_offload=True: {ACTOR}.strategy=torchtitan does not offload.",
-        ),
-        (
-            {
-                f"{ACTOR}.strategy": "torchtitan",
-                f"{ACTOR}.use_kl_loss": True,
-                "actor_rollout_ref.ref.fsdp_config.param_offload": True,
-            },
-            f"actor_rollout_ref.ref.fsdp_config.param_offload=True: {ACTOR}.strategy=torchtitan does not offload.",
-        ),
-        (
-            {"critic.strategy": "megatron", "critic.model.fsdp_config.param_offload": True},
-            "critic.model.fsdp_config.param_offload=True: critic.strategy=megatron does not offload.",
         ),
         (
             {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, **TWO},
@@ -140,6 +121,28 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
             "critic.megatron.tensor_model_parallel_size=2, but that of actor_rollout_ref.actor on the same devices",
         ),
         (
+            {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, **TWO},
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 is for {ACTOR}.strategy=megatron, which is fsdp2.",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "megatron",
+                f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
+                f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
+                **TWO,
+            },
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 times {ACTOR}.megatron.tensor_model_parallel_size=2 does",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "fsdp2",
+                f"{MODEL}.use_torch_compile": True,
+                "critic.strategy": "torchtitan",
+                "critic.model.use_torch_compile": True,
+            },
+            "critic.model.use_torch_compile=True: critic.strategy=torchtitan does not compile layers.",
+        ),
+        (
             {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 0},
             f"{ACTOR}.megatron.tensor_model_parallel_size=0 is out of range",
         ),
@@ -153,7 +156,8 @@ def test_what_they_can_not_do_is_refused(
     assert problem.startswith(message)
 
 
-def test_recomputation_with_megatron_is_left_to_accelerators(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_every_backend_offloads_and_recomputes(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    changes = {"critic.strategy": "megatron", "critic.model.enable_gradient_checkpointing": True}
-    assert not problems(good, {**changes, "trainer.device": "cuda"}, device="cuda")
+    changes = {"critic.model.enable_gradient_checkpointing": True, "critic.model.fsdp_config.param_offload": True}
+    for name in BACKENDS.built_in:
+        assert not problems(good, {"critic.strategy": name, **changes})

@@ -14,7 +14,7 @@ from paceline.config import ModelConfig, PPOConfig
 from paceline.config.load import read_config, read_saved
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine import Engine, EngineSpec, get_engine
-from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
+from paceline.engine.hf_models import ModelKind, filled_model, quiet_transformers, write_model
 from paceline.engine.lora import ADAPTER_CONFIG, LoraSpec, read_lora_config
 from paceline.errors import CheckpointError
 from paceline.files import replacing_folder
@@ -65,7 +65,7 @@ def export_run(
     engine, model = _load(cfg, role, source)
     weights = {name: weight.to(getattr(torch, dtype)) for name, weight in engine.named_full_weights()}
     with replacing_folder(output) as folder:
-        num_parameters = _write(model, KINDS[role], weights, folder)
+        num_parameters = write_model(model, KINDS[role], weights, folder)
         _tokenizer(cfg, source).save_pretrained(folder)
         difference = _check(folder, engine, weights, trust_remote_code=model.trust_remote_code)
         if dtype == "float32" and not difference <= TOLERANCE:
@@ -129,22 +129,7 @@ def _load(cfg: PPOConfig, role: Role, source: Path) -> tuple[Engine, ModelConfig
 def merged_policy(cfg: PPOConfig, source: Path) -> PreTrainedModel:
     """The policy of a checkpoint as one plain model, its adapter merged."""
     engine, model = _load(cfg, "actor", source)
-    return _filled(model, "causal_lm", dict(engine.named_full_weights()))
-
-
-def _filled(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor]) -> PreTrainedModel:
-    built, _ = read_model(model, kind)
-    built.load_state_dict(weights)
-    return built
-
-
-def _write(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor], folder: Path) -> int:
-    """Weights, config and generation config. Gives the number of parameters."""
-    built = _filled(model, kind, weights)
-    with quiet_transformers():
-        torch.nn.Module.to(built, next(iter(weights.values())).dtype)
-        built.save_pretrained(folder)
-    return sum(parameter.numel() for parameter in built.parameters())
+    return filled_model(model, "causal_lm", dict(engine.named_full_weights()))
 
 
 def _tokenizer(cfg: PPOConfig, source: Path) -> Any:

@@ -120,6 +120,15 @@ def read_saved(file: Path) -> DictConfig:
     return saved
 
 
+def read_policy_config(saved: DictConfig) -> Reading[PPOConfig]:
+    """What `read_saved` gave, as the configuration of a policy: of a run on given texts its model, and its template."""
+    if "model" not in saved:
+        return read_config(saved)
+    template = OmegaConf.select(saved, "data.apply_chat_template_kwargs")
+    policy = {"actor_rollout_ref": {"model": saved.model}, "data": {"apply_chat_template_kwargs": template or {}}}
+    return read_config(OmegaConf.create(policy))
+
+
 def to_dict(cfg: AnyRunConfig) -> dict[str, Any]:
     """The configuration as nested plain dicts and lists."""
     return {key: _as_lists(value) for key, value in dataclasses.asdict(cfg).items()}

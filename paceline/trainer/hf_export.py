@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from paceline.config import ModelConfig, PPOConfig
-from paceline.config.load import read_config, read_saved
+from paceline.config.load import read_policy_config, read_saved
+from paceline.config.path_checks import model_config
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine import Engine, EngineSpec, get_engine
 from paceline.engine.hf_models import ModelKind, filled_model, quiet_transformers, write_model
@@ -62,6 +63,7 @@ def export_run(
     cfg = _read_run(run)
     _check_output(output, run, force=force)
     source = find_part(run / CHECKPOINTS_FOLDER, role, step)
+    refuse_reward_model(source)
     engine, model = _load(cfg, role, source)
     weights = {name: weight.to(getattr(torch, dtype)) for name, weight in engine.named_full_weights()}
     with replacing_folder(output) as folder:
@@ -94,7 +96,16 @@ def _read_run(run: Path) -> PPOConfig:
             "trainer.save_freq set, which saves every so many steps and at the end."
         )
     # Only the models' sections matter: keys of another version elsewhere are no reason to stop.
-    return read_config(read_saved(run / CONFIG_FILE)).cfg
+    return read_policy_config(read_saved(run / CONFIG_FILE)).cfg
+
+
+def refuse_reward_model(source: Path) -> None:
+    """A role's folder whose model scores texts is none that answers."""
+    if any(name.endswith("ForSequenceClassification") for name in model_config(source).get("architectures") or ()):
+        raise CheckpointError(
+            f"{source} is a reward model, and no policy. It is a Hugging Face folder as it is: reward_model.model.path "
+            "takes it."
+        )
 
 
 def _check_output(output: Path, run: Path, *, force: bool) -> None:

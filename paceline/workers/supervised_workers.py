@@ -30,17 +30,17 @@ from paceline.single_controller.base import Dispatch
 from paceline.workers.losses import MiniBatch
 from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method, storage_errors
 
-Config = TypeVar("Config", bound=SupervisedConfig)
+Supervised = TypeVar("Supervised", bound=SupervisedConfig)
 
 
-class SupervisedWorker(RoleWorker, Generic[Config]):
+class SupervisedWorker(RoleWorker, Generic[Supervised]):
     """A model that is trained on texts. A subclass says with which loss."""
 
     leaves_inputs_alone = True
     kind: ClassVar[ModelKind] = "causal_lm"
     sequences_per_row: ClassVar[int] = 1
 
-    def __init__(self, config: Config, role: str, run: RunContext) -> None:
+    def __init__(self, config: Supervised, role: str, run: RunContext) -> None:
         super().__init__(role, run)
         self.config = config
         self.engine: Engine | None = None
@@ -141,7 +141,7 @@ class DialogueWorker(SupervisedWorker[SFTConfig]):
         return {"loss": -log_probs.sum(dim=-1), "weight": sequences.batch["response_mask"].sum(dim=-1).float()}
 
 
-class PairWorker(SupervisedWorker[Config]):
+class PairWorker(SupervisedWorker[Supervised]):
     """Rows of a chosen and a rejected sequence; every pair of the whole batch weighs the same."""
 
     sequences_per_row = 2

@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from paceline.config import DPOConfig, RewardModelTrainingConfig, SFTConfig, SupervisedConfig
+from paceline.errors import CheckpointError
+from paceline.trainer.hf_export import export_run
+from paceline.trainer.saved_policy import SamplingOptions, SavedPolicy
 from tests.runs import read_metrics, results
 from tests.texts import build_texts_trainer, make_texts, quiet_pairs, sums, text_config, train_on_texts, write_rows
 from tests.tiny import CHAT_TEMPLATE
@@ -110,6 +113,26 @@ def test_sft_learns_and_its_loss_is_that_of_the_model_it_writes(material: Path, 
     assert lines[0]["val/loss"] == pytest.approx(slow_sft_loss(material / "model", held_out), rel=1e-5)
     assert lines[-1]["val/loss"] == pytest.approx(slow_sft_loss(run_dir / "model", held_out), rel=1e-5)
     assert lines[-1]["val/loss"] < 0.8 * lines[0]["val/loss"]
+
+
+def test_a_checkpoint_is_exported_and_answers_as_that_of_ppo_does(material: Path, tmp_path: Path) -> None:
+    config = text_config(material, tmp_path / "run", model__lora_rank=4, trainer__save_freq=None)
+    run_dir = train_on_texts(SFTConfig, config)
+    exported = export_run(run_dir, tmp_path / "exported")
+    assert exported.merged
+    found = load_file(tmp_path / "exported/model.safetensors")
+    for name, weight in weights_of(run_dir).items():
+        torch.testing.assert_close(found[name], weight)
+    policy = SavedPolicy.open(str(run_dir), None, SamplingOptions(temperature=0, max_tokens=4))
+    assert policy.origin.step == 6
+    assert policy.origin.config.actor_rollout_ref.model.lora_rank == 4
+
+
+def test_a_reward_model_is_no_policy(material: Path, tmp_path: Path) -> None:
+    config = text_config(material, tmp_path / "run", "pairs", trainer__save_freq=None)
+    run_dir = train_on_texts(RewardModelTrainingConfig, config)
+    with pytest.raises(CheckpointError, match="is a reward model, and no policy"):
+        export_run(run_dir, tmp_path / "exported")
 
 
 def test_a_reward_model_has_the_loss_of_its_pairs_and_can_be_read(material: Path, tmp_path: Path) -> None:

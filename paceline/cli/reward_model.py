@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+
+from paceline.cli.hydra_command import run_trainer
 
 
 def main(argv: Sequence[str]) -> int:
-    """Hand everything on to the trainer, whose Hydra reads the process's own arguments."""
-    from paceline.trainer import reward_model_trainer
-
-    sys.argv = ["paceline reward-model", *argv]
-    reward_model_trainer.cli("paceline reward-model")
-    return 0
+    """Train as the arguments say. Gives the exit code."""
+    return run_trainer("reward-model", "reward_model", "reward_model_trainer", argv)

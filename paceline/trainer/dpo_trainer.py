@@ -21,9 +21,9 @@ def main(config: DictConfig) -> None:
     run_from_hydra(config, DPORunner)
 
 
-def cli(command: str = "python -m paceline.trainer.dpo_trainer") -> None:
+def cli() -> None:
     """The command line."""
-    supervised_cli(main, DPOConfig, "dpo", command)
+    supervised_cli(main, DPOConfig, "dpo", "python -m paceline.trainer.dpo_trainer")
 
 
 if __name__ == "__main__":

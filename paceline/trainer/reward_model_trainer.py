@@ -21,9 +21,9 @@ def main(config: DictConfig) -> None:
     run_from_hydra(config, RewardModelRunner)
 
 
-def cli(command: str = "python -m paceline.trainer.reward_model_trainer") -> None:
+def cli() -> None:
     """The command line."""
-    supervised_cli(main, RewardModelTrainingConfig, "reward_model", command)
+    supervised_cli(main, RewardModelTrainingConfig, "reward_model", "python -m paceline.trainer.reward_model_trainer")
 
 
 if __name__ == "__main__":

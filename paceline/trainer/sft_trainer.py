@@ -21,9 +21,9 @@ def main(config: DictConfig) -> None:
     run_from_hydra(config, SFTRunner)
 
 
-def cli(command: str = "python -m paceline.trainer.sft_trainer") -> None:
+def cli() -> None:
     """The command line."""
-    supervised_cli(main, SFTConfig, "sft", command)
+    supervised_cli(main, SFTConfig, "sft", "python -m paceline.trainer.sft_trainer")
 
 
 if __name__ == "__main__":

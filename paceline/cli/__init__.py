@@ -19,6 +19,7 @@ COMMANDS = {
     "sft": "teach a model conversations, before RL: supervised fine-tuning as configured by key=value ...",
     "reward-model": "train a reward model on pairs of replies, as configured by key=value ...",
     "dpo": "train a model on pairs of replies without a reward model, as configured by key=value ...",
+    "recipe": "chains of commands from nothing to a trained model, such as SFT, GRPO, eval: list, show, run",
     "import-verl": "turn a launch script of verl's into a command of ours, and say what became of its keys",
     "export": "write the policy or the critic of a run as a Hugging Face folder, LoRA merged, and check it",
     "report": "make a page of one run, or of several to compare them",

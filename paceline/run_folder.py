@@ -3,6 +3,7 @@
     <run>/
       config.yaml  environment.json  status.json  metrics.jsonl  timeline.json  ledger.jsonl
       samples/     logs/             tensorboard/ mlflow/  swanlab/  wandb_run_id.txt and the like
+      model/                         the trained model, of sft, reward-model and dpo
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
       checkpoints/
@@ -34,6 +35,8 @@ MLFLOW_FOLDER = "mlflow"
 SWANLAB_FOLDER = "swanlab"
 VALIDATION_FOLDER = "validation"
 CHECKPOINTS_FOLDER = "checkpoints"
+MODEL_FOLDER = "model"
+"""The trained model of a run on given texts, as a Hugging Face folder, adapters merged."""
 
 LATEST = "latest_checkpointed_iteration.txt"
 STATE = "trainer.json"

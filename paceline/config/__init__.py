@@ -42,9 +42,16 @@ from paceline.config.run_sections import (
     PlacementConfig,
     RayConfig,
     RolloutCorrectionConfig,
+    RunConfig,
     SamplerConfig,
     ScheduleConfig,
     TrainerConfig,
+)
+from paceline.config.supervised import (
+    DPOConfig,
+    RewardModelTrainingConfig,
+    SFTConfig,
+    SupervisedConfig,
 )
 
 
@@ -70,14 +77,22 @@ class PPOConfig:
     """Ray."""
 
 
+AnyRunConfig = PPOConfig | SupervisedConfig
+"""Of a run of any kind."""
+ROOTS: tuple[type[AnyRunConfig], ...] = (PPOConfig, SFTConfig, RewardModelTrainingConfig, DPOConfig)
+"""The whole configurations of each kind of run."""
+
 __all__ = [
+    "ROOTS",
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
+    "AnyRunConfig",
     "CriticConfig",
     "CriticModelConfig",
     "CustomDatasetConfig",
     "CustomRewardConfig",
+    "DPOConfig",
     "DataConfig",
     "EngineKwargsConfig",
     "FilterGroupsConfig",
@@ -97,12 +112,16 @@ __all__ = [
     "RewardKwargsConfig",
     "RewardModelConfig",
     "RewardModelModelConfig",
+    "RewardModelTrainingConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
+    "RunConfig",
+    "SFTConfig",
     "SamplerConfig",
     "SandboxConfig",
     "ScheduleConfig",
     "SourceWeights",
+    "SupervisedConfig",
     "TrainedModelConfig",
     "TrainerConfig",
     "ValSamplingConfig",

@@ -4,18 +4,22 @@ devices are divided into pools. A pool is a list of devices per node."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from paceline.catalog import ESTIMATORS
 from paceline.config import (
     ActorConfig,
     ActorRolloutRefConfig,
     AlgorithmConfig,
+    AnyRunConfig,
     CriticConfig,
     PlacementConfig,
     PPOConfig,
     RewardModelConfig,
+    SupervisedConfig,
     TrainerConfig,
 )
+from paceline.config.supervised import TrainingEngineConfig
 from paceline.errors import ConfigError
 
 GLOBAL_POOL = "global_pool"
@@ -29,6 +33,7 @@ TOKEN_BUDGET = 4096
 """Tokens of a micro-batch in a worker that has no driver to choose them."""
 
 Pools = dict[str, list[int]]
+SupervisedRoot = TypeVar("SupervisedRoot", bound=SupervisedConfig)
 
 
 def uses_critic(config: PPOConfig) -> bool:
@@ -161,7 +166,18 @@ def with_backends(config: PPOConfig) -> PPOConfig:
     )
 
 
-def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+def num_devices(config: AnyRunConfig) -> int:
+    """Of the whole run."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def with_backend(config: SupervisedRoot) -> SupervisedRoot:
+    """The same with a backend for the model: what its section leaves open follows from the devices."""
+    strategy = backend_for(config.engine.strategy, num_devices(config))
+    return replace(config, engine=replace(config.engine, strategy=strategy))
+
+
+def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig | TrainingEngineConfig) -> int:
     """Of the backend that the section names; 1 if that has no tensor parallelism."""
     backends = {"megatron": section.megatron, "torchtitan": section.torchtitan}
     named = backends.get(section.strategy or "")

@@ -37,12 +37,14 @@ mini-batch's. Metrics are sums too; the caller divides them once they have been 
 
 
 class MicroBatchSize(TypedDict, total=False):
-    """How a batch is divided for the model; one of the two (see `microbatch`)."""
+    """How a batch is divided for the model; one of the first two (see `microbatch`)."""
 
     micro_batch_size: int | None
     """Rows of a micro-batch."""
     max_tokens: int | None
     """Tokens of a micro-batch, at most; micro-batches have about equal work."""
+    rows_per_group: int
+    """Consecutive rows that a loss compares, so that they stay in one micro-batch; micro_batch_size counts groups."""
 
 
 @dataclass(frozen=True)

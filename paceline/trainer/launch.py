@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.load import to_dictconfig
 from paceline.errors import PacelineError, ResourceError, Terminated, WorkerError
 from paceline.report.status import end_status
@@ -37,7 +37,7 @@ KILL_SECONDS = 5.0
 
 
 @contextmanager
-def running_ray(cfg: PPOConfig) -> Iterator[RaySession]:
+def running_ray(cfg: AnyRunConfig) -> Iterator[RaySession]:
     """The Ray that is running, or one for this block alone.
 
     Errors of paceline that come out of Ray inside the block are raised as themselves. Ray's own timeline is written
@@ -57,7 +57,7 @@ def running_ray(cfg: PPOConfig) -> Iterator[RaySession]:
             session.close()
 
 
-def _first_session(cfg: PPOConfig) -> RaySession:
+def _first_session(cfg: AnyRunConfig) -> RaySession:
     """A Ray that does not start is tried as often again as a run that dies."""
     for restarts_left in reversed(range(this_attempt.restarts(cfg.trainer.max_restarts) + 1)):
         this_attempt.restarts_left = restarts_left
@@ -70,7 +70,7 @@ def _first_session(cfg: PPOConfig) -> RaySession:
     raise AssertionError("a last attempt returns or raises")
 
 
-def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
@@ -107,11 +107,11 @@ def _may_pass(error: WorkerError) -> bool:
     return not error.caused_by(PacelineError)
 
 
-def _has_checkpoint(cfg: PPOConfig) -> bool:
+def _has_checkpoint(cfg: AnyRunConfig) -> bool:
     return bool(list_checkpoints(Path(str(cfg.trainer.default_local_dir)) / CHECKPOINTS_FOLDER))
 
 
-def _advice(cfg: PPOConfig) -> str:
+def _advice(cfg: AnyRunConfig) -> str:
     """What to do about a run that ended by a death."""
     by_itself = f"trainer.max_restarts={cfg.trainer.max_restarts + 3} lets it do so by itself"
     if _has_checkpoint(cfg):
@@ -119,14 +119,14 @@ def _advice(cfg: PPOConfig) -> str:
     return f"it has no checkpoint, so the same command starts from the beginning; set trainer.save_freq; {by_itself}"
 
 
-def _resuming(cfg: PPOConfig) -> PPOConfig:
+def _resuming(cfg: AnyRunConfig) -> AnyRunConfig:
     """The configuration of the next attempt: it goes on from the run's own checkpoints if there are any."""
     if not _has_checkpoint(cfg):
         return cfg
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
 
 
-def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
     reported = False
@@ -142,7 +142,7 @@ def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfi
             time.sleep(NODE_POLL_SECONDS)
 
 
-def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def _run_to_end(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.load import is_local_path
 from paceline.config.path_checks import data_files, model_config
 from paceline.config.tables import table_head
@@ -47,29 +47,31 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     from paceline.data.tokenizer import load_tokenizer
 
     problems: list[PacelineError] = []
-    for text in [*_login_problems(cfg), *_hub_problems(cfg), *_image_problems(cfg)]:
+    for text in [*login_problems(cfg), *hub_problems(_named_models(cfg)), *_image_problems(cfg)]:
         problems.append(ConfigError(text))
     if problems:  # without the model there is no tokenizer
-        raise _together(problems)
+        raise together(problems)
     problems += map(ConfigError, _position_problems(cfg))
     model = cfg.actor_rollout_ref.model
     try:
         tokenizer = load_tokenizer(str(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code)
     except PacelineError as error:
-        raise _together([*problems, error]) from error
+        raise together([*problems, error]) from error
     largest = -1
     if reads_data:
-        with _quiet():
+        with quiet_reading():
             datasets, found = _read_data(cfg, tokenizer)
             problems += found
             problems += _reward_problems(cfg, tokenizer, datasets)
         largest = max((dataset.largest_token() for dataset in datasets.values()), default=-1)
-    problems += map(ConfigError, _vocabulary_problems(cfg, tokenizer, largest))
+    setting = "actor_rollout_ref.model.tokenizer_path"
+    where = str(model.tokenizer_path or model.path)
+    problems += map(ConfigError, vocabulary_problems(_models(cfg), tokenizer, largest, setting, where))
     if problems:
-        raise _together(problems)
+        raise together(problems)
 
 
-def _together(problems: list[PacelineError]) -> PacelineError:
+def together(problems: list[PacelineError]) -> PacelineError:
     """One problem as itself, several as a list."""
     if len(problems) == 1:
         return problems[0]
@@ -80,7 +82,7 @@ def _together(problems: list[PacelineError]) -> PacelineError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_reading() -> Iterator[None]:
     """The run itself says what it reads."""
     data, rewards = logging.getLogger("paceline.data"), logging.getLogger("paceline.rewards")
     levels = data.level, rewards.level
@@ -106,13 +108,18 @@ def _models(cfg: PPOConfig) -> dict[str, str]:
     return found
 
 
-def _hub_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Paths that are no folder here and that the hub does not have, or that can't be asked for."""
+def _named_models(cfg: PPOConfig) -> dict[str, str]:
+    """Key and path of all models and tokenizers that the run reads."""
     asked = _models(cfg)
     if cfg.actor_rollout_ref.model.tokenizer_path is not None:
         asked["actor_rollout_ref.model.tokenizer_path"] = cfg.actor_rollout_ref.model.tokenizer_path
     if cfg.reward_model.enable:
         asked["reward_model.model.path"] = str(cfg.reward_model.model.path)
+    return asked
+
+
+def hub_problems(asked: Mapping[str, str]) -> Iterator[str]:
+    """Of these keys and paths those that are no folder here and that the hub does not have, or can't be asked for."""
     seen: set[str] = set()
     for key, path in asked.items():
         if not is_local_path(path) and path not in seen:
@@ -167,7 +174,7 @@ def _whole_config(path: str) -> dict[str, Any]:
         return {}
 
 
-def _config_of(path: str) -> dict[str, Any]:
+def config_of(path: str) -> dict[str, Any]:
     """What config.json of a model says of its language model."""
     content = _whole_config(path)
     inner = content.get("text_config")
@@ -192,7 +199,7 @@ def _position_problems(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     longest = data.max_prompt_length + data.max_response_length
     for key, path in _models(cfg).items():
-        limit = max_positions(_config_of(path))
+        limit = max_positions(config_of(path))
         if limit is not None and longest > limit:
             yield (
                 f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
@@ -218,19 +225,23 @@ def max_positions(config: dict[str, Any]) -> int | None:
     return limit
 
 
-def _vocabulary_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, largest: int) -> Iterator[str]:
-    """A token that a model has no embedding for. Tokens that were added for other uses, such as images, may be."""
+def vocabulary_problems(
+    models: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, largest: int, setting: str, where: str
+) -> Iterator[str]:
+    """A token that a model has no embedding for. Tokens that were added for other uses, such as images, may be.
+
+    `models` are paths by their keys; the tokenizer is that of `where`, which the key `setting` changes.
+    """
     added = set(tokenizer.get_added_vocab().values())
     own = max((number for number in tokenizer.get_vocab().values() if number not in added), default=-1)
     special = [number for number in (tokenizer.pad_token_id, tokenizer.eos_token_id) if number is not None]
     needed = max([own, largest, *special])
-    for key, path in _models(cfg).items():
-        size = _config_of(path).get("vocab_size")
+    for key, path in models.items():
+        size = config_of(path).get("vocab_size")
         if isinstance(size, int) and needed >= size:
-            where = cfg.actor_rollout_ref.model.tokenizer_path or cfg.actor_rollout_ref.model.path
             yield (
                 f"{key}: the model has {size} embeddings (vocab_size), and the tokenizer of {where} has the token "
-                f"{needed}. Set actor_rollout_ref.model.tokenizer_path to the tokenizer of this model."
+                f"{needed}. Set {setting} to the tokenizer of this model."
             )
 
 
@@ -309,7 +320,7 @@ def _reward_problems(
 # --------------------------------------------------------------------------------------------------- the machine
 
 
-def _login_problems(cfg: PPOConfig) -> Iterator[str]:
+def login_problems(cfg: AnyRunConfig) -> Iterator[str]:
     """wandb and swanlab without a login ask for one in a process that has no terminal."""
     runtime_env = cfg.ray_kwargs.ray_init.get("runtime_env") or {}
     variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
@@ -348,7 +359,7 @@ def _has_login(files: Iterable[object], host: str | None = None) -> bool:
     return False
 
 
-def crowded_cores(cfg: PPOConfig) -> str | None:
+def crowded_cores(cfg: AnyRunConfig) -> str | None:
     """What to say of more devices on a CPU than this machine has cores."""
     cores = num_cores()
     devices, joins = (

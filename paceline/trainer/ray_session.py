@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
@@ -79,7 +79,7 @@ class RaySession:
     someone else's Ray is used, which is left as it was.
     """
 
-    def __init__(self, cfg: PPOConfig) -> None:
+    def __init__(self, cfg: AnyRunConfig) -> None:
         import ray
 
         self._cfg = cfg
@@ -202,7 +202,7 @@ def kill_processes(processes: Collection[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=GRACE_SECONDS)
 
 
-def start_ray(cfg: PPOConfig) -> bool:
+def start_ray(cfg: AnyRunConfig) -> bool:
     """ray.init with ray_kwargs.ray_init. Gives whether the run has a Ray of its own now.
 
     Left alone, Ray joins whatever cluster was started on this machine, perhaps by someone else: we join one only where
@@ -331,13 +331,13 @@ def _guarded_start() -> Iterator[None]:
         started.set()
 
 
-def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
+def _runtime_env(cfg: AnyRunConfig, user: dict[str, Any] | None) -> dict[str, Any]:
     """Ours and the user's, with what the processes of this run report."""
     run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
     return merged_runtime_env(user, run=run)
 
 
-def _options_in_running_ray(cfg: PPOConfig) -> dict[str, Any]:
+def _options_in_running_ray(cfg: AnyRunConfig) -> dict[str, Any]:
     """The options of the TaskRunner in a Ray that someone else started: only variables can still be set."""
     ray_init = dict(cfg.ray_kwargs.ray_init)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.config import PolicyModelConfig, PPOConfig
-from paceline.config.load import read_config, read_saved
+from paceline.config.load import read_policy_config, read_saved
 from paceline.data.rl_dataset import RLHFDataset, collate_fn
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.hf_models import build_model
@@ -42,7 +42,7 @@ from paceline.run_folder import (
     step_of,
 )
 from paceline.trainer.device import detect_device
-from paceline.trainer.hf_export import merged_policy
+from paceline.trainer.hf_export import merged_policy, refuse_reward_model
 from paceline.trainer.ppo.checkpoint import find_part, first_whole_part
 from paceline.trainer.ppo.step import make_requests
 
@@ -243,6 +243,7 @@ def find_model(model: str, step: int | None) -> Origin:
             f"{', '.join(map(str, steps)) or 'none'}. trainer.save_freq saves them; --step 0 is the first model."
         )
     part = find_part(run_dir / CHECKPOINTS_FOLDER, ACTOR, step)
+    refuse_reward_model(part)
     return Origin(str(part), config, run_dir, step_of(part.parent))
 
 
@@ -252,7 +253,7 @@ def _config_of(run_dir: Path) -> PPOConfig:
     if not saved.is_file():
         return PPOConfig()
     tree = read_saved(saved)
-    reading = read_config(tree)  # most problems are no reason to stop: the run may be of another version
+    reading = read_policy_config(tree)  # most problems are no reason to stop: the run may be of another version
     hidden = (
         f"{key} is {MASK} in {saved}: a run saves its configuration without secrets, and its reward wants the value. "
         "Write ${oc.env:NAME} there instead, and set the environment variable NAME to the value."

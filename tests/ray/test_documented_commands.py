@@ -53,6 +53,11 @@ ELSEWHERE = {
         "test_the_documented_command_needs_no_other_overrides"
     ),
     ".backends/megatron/bin/paceline train": "test_a_run_trains_as_with_fsdp2_in_every_placement",
+    "paceline sft": "test_the_command_trains_and_says_what_it_made",
+    "python -m paceline.trainer.sft_trainer": "test_the_command_trains_and_says_what_it_made",
+    "paceline reward-model": "test_two_sharded_ranks_train_as_one",
+    "paceline dpo": "test_two_sharded_ranks_train_as_one",
+    "paceline eval --model runs/paceline/sft": "test_a_checkpoint_is_exported_and_answers_as_that_of_ppo_does",
     "touch runs/paceline/ppo/stop": "test_a_run_that_was_asked_to_end_saves_and_goes_on_later",
 }
 """What a command begins with, and who runs it, the longer ones with fewer steps: a test, or a file with that line."""

@@ -45,7 +45,8 @@ LEVELS = {
     "report": 3,
     "workers": 4,
     "trainer": 5,
-    "cli": 6,
+    "front": 6,
+    "cli": 7,
 }
 # Packages that a layer must do without, also inside functions.
 FORBIDDEN = {

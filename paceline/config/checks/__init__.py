@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.checks.batch_checks import check_mini_batches, check_pools
 from paceline.config.checks.correction_checks import check_correction, check_policy_loss
 from paceline.config.checks.estimator_checks import check_estimator
@@ -39,9 +39,15 @@ def validate(config: Config) -> PPOConfig:
 
 def all_problems(cfg: PPOConfig, unread: Problems) -> list[str]:
     """The problems of `read_config`, and those of the configuration that it gave."""
-    # A key that could not be read has its default now: what the checks say of it would confuse.
-    checked = [problem for problem in check_config(cfg) if _about(problem) not in unread]
-    return [*unread.values(), *checked]
+    return without_unread(check_config(cfg), unread)
+
+
+def without_unread(problems: list[str], unread: Problems) -> list[str]:
+    """The problems of `read_config`, then those of its configuration.
+
+    A key that could not be read has its default now: what the checks say of it would confuse.
+    """
+    return [*unread.values(), *(problem for problem in problems if _about(problem) not in unread)]
 
 
 def check_config(cfg: PPOConfig) -> list[str]:
@@ -71,9 +77,9 @@ def check_config(cfg: PPOConfig) -> list[str]:
     return problems
 
 
-def check_ranges(cfg: PPOConfig) -> Iterator[str]:
+def check_ranges(cfg: AnyRunConfig) -> Iterator[str]:
     """Numbers that are out of range."""
-    for name, key in known_keys().items():
+    for name, key in known_keys(type(cfg)).items():
         value = value_of(cfg, name)
         if key.range is not None and value is not None and value not in key.range:
             yield f"{name}={value} is out of range; set it {_phrase(key.range)}."

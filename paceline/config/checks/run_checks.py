@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.keys import value_of
 from paceline.config.path_checks import (
     checkpoint_problems,
@@ -132,11 +132,8 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
 def check_run(cfg: PPOConfig) -> Iterator[str]:
     """Validation, resuming, restarts, folders."""
     trainer = cfg.trainer
+    yield from check_course(cfg)
     if not cfg.data.val_files:
-        if trainer.val_only:
-            yield "trainer.val_only=True has nothing to validate on; set data.val_files."
-        if trainer.test_freq not in (None, -1):
-            yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
         if trainer.log_val_generations > 0:
             yield (
                 f"trainer.log_val_generations={trainer.log_val_generations} has nothing to validate on; set "
@@ -144,6 +141,24 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
             )
         if trainer.validation_data_dir is not None:
             yield "trainer.validation_data_dir has nothing to validate on; set data.val_files or leave it null."
+    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        if folder := value_of(cfg, key):
+            yield from writable_problems(key, folder)
+    if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
+        yield (
+            f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
+            "<step>.jsonl there. Set it to another folder."
+        )
+
+
+def check_course(cfg: AnyRunConfig) -> Iterator[str]:
+    """What runs of all kinds have: validation, resuming, restarts, a folder."""
+    trainer = cfg.trainer
+    if not cfg.data.val_files:
+        if trainer.val_only:
+            yield "trainer.val_only=True has nothing to validate on; set data.val_files."
+        if trainer.test_freq not in (None, -1):
+            yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
     if trainer.resume_mode == "resume_path":
         if trainer.resume_from_path is None:
             yield "trainer.resume_from_path is not set, but trainer.resume_mode=resume_path; set it to a checkpoint."
@@ -162,14 +177,8 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not value_of(cfg, key):
             yield f"{key} is empty; set it to a name."
-    for key in ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"):
-        if folder := value_of(cfg, key):
-            yield from writable_problems(key, folder)
-    if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
-        yield (
-            f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
-            "<step>.jsonl there. Set it to another folder."
-        )
+    if trainer.default_local_dir:
+        yield from writable_problems("trainer.default_local_dir", trainer.default_local_dir)
     timeline = cfg.ray_kwargs.timeline_json_file
     if timeline and Path(timeline).expanduser().is_dir():
         yield f"ray_kwargs.timeline_json_file: {timeline} is a folder. Set it to a file in it."

@@ -3,7 +3,8 @@
 Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
 checkpoints in the common format, and the check at the start that its model computes what Hugging Face's computes.
 
-With tensor or pipeline parallelism the ranks of a group hold one model together and must see the same rows: see `SharedRows`.
+With tensor or pipeline parallelism the ranks of a group hold one model together and must see the same rows: see
+`SharedRows`.
 """
 
 from __future__ import annotations

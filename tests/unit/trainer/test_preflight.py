@@ -165,14 +165,14 @@ def test_wandb_without_a_login_is_told(material: Path, tmp_path: Path, monkeypat
         monkeypatch.delenv(name, raising=False)
     cfg = preflight.PPOConfig()
     cfg = preflight.dataclasses.replace(cfg, trainer=preflight.dataclasses.replace(cfg.trainer, logger=["wandb"]))
-    [text] = preflight._login_problems(cfg)
+    [text] = preflight.login_problems(cfg)
     assert text.startswith("trainer.logger=wandb has no login for api.wandb.ai. Run `wandb login`")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert not list(preflight._login_problems(cfg))
+    assert not list(preflight.login_problems(cfg))
     monkeypatch.delenv("WANDB_MODE")
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password abcdefgh\n")
     (tmp_path / ".netrc").chmod(0o600)
-    assert not list(preflight._login_problems(cfg))
+    assert not list(preflight.login_problems(cfg))
 
 
 def test_a_model_of_images_is_refused_where_there_is_none_of_its_text(material: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from paceline.config.agents import AgentConfig, MultiTurnConfig
 from paceline.config.field_rules import OnlyWith
 from paceline.config.model_sections import (
     ActorConfig,
@@ -76,6 +77,7 @@ class PPOConfig:
 __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
+    "AgentConfig",
     "AlgorithmConfig",
     "CriticConfig",
     "CriticModelConfig",
@@ -88,6 +90,7 @@ __all__ = [
     "FsdpConfig",
     "KLControlConfig",
     "ModelConfig",
+    "MultiTurnConfig",
     "OptimConfig",
     "OverlongBufferConfig",
     "PPOConfig",

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
 from paceline.config import PPOConfig
+from paceline.config.checks.agent_checks import check_agents
 from paceline.config.checks.batch_checks import check_mini_batches, check_pools
 from paceline.config.checks.correction_checks import check_correction, check_policy_loss
 from paceline.config.checks.estimator_checks import check_estimator
@@ -62,6 +63,7 @@ def check_config(cfg: PPOConfig) -> list[str]:
         *check_sampling(cfg),
         *check_run(cfg),
         *check_schedule(cfg),
+        *check_agents(cfg),
         *check_backends(cfg),
         *check_device(cfg),
     ]

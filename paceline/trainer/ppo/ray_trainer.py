@@ -35,6 +35,7 @@ from paceline.trainer.ppo.computed_columns import (
     compute_advantage,
     move_kl_coefficient,
 )
+from paceline.trainer.ppo.conversations import Conversations
 from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.known_names import KnownNames, readable_config
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
@@ -160,6 +161,7 @@ class RayPPOTrainer(Phases, KnownNames):
         # val_only on a run that has records leaves them as they are; that run may be going on.
         peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
         self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
+        self.conversations: Conversations | None = None
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open: Step | None = None
@@ -209,6 +211,8 @@ class RayPPOTrainer(Phases, KnownNames):
             last_step=self.total_training_steps,
         )
         self._name_groups()
+        if self.groups.agents is not None:
+            self.conversations = Conversations(self.groups.agents, self.groups.generating[0])
         if self.rollout_wg is not None:
             self.num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
 
@@ -377,10 +381,11 @@ class RayPPOTrainer(Phases, KnownNames):
         with self.log.validating(len(self.val_dataloader.dataset)):
             return validate(
                 self.val_dataloader,
-                lambda requests: self.generate(requests, sampling),
+                lambda requests, labels: self.generate(requests, labels, sampling),
                 lambda batch: self.grade(batch, validation=True),
                 self.log,
                 n=sampling.n,
                 seed=self.cfg.trainer.seed,
                 source_key=self.cfg.data.reward_fn_key,
+                by_turns=self.cfg.actor_rollout_ref.rollout.agent.rewards != "end",
             )

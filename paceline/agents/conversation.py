@@ -208,4 +208,6 @@ class Conversation:
             self.ended_by = reason
             if self.rows:
                 self.rows[-1].cut_observation()
+            if len(self.rows) > 1 and not self.rows[-1].response_ids:
+                self.rows.pop()  # the model had no turn after the template changed
         return False

@@ -12,6 +12,7 @@ import logging
 import queue
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -192,8 +193,10 @@ class _Session:
             del self._peer_of[name]
 
     def drop_all(self) -> None:
-        """Nothing of a session outlives it."""
-        self._forget(list(self._peer_of))
+        """Nothing of a session outlives it. After an error the engine may have lost some already."""
+        for name in list(self._peer_of):
+            with suppress(PacelineError):
+                self._forget([name])
 
 
 def _ended(name: str, completion: Completion) -> list[object]:

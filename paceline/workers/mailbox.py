@@ -14,6 +14,7 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Any
 
 from paceline.agents.wire import LONGEST_LINE, Wanted, line
@@ -63,25 +64,28 @@ class Mailbox:
             threading.Thread(target=self._read, args=(connection,), name="mailbox peer", daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
-        try:
-            connection.settimeout(KEY_SECONDS)
-            stream = connection.makefile("rb")
-            hello = json.loads(stream.readline(LONGEST_KEY_LINE))
-            if not hmac.compare_digest(str(hello.get("key")).encode(), self._key.encode()):
-                raise ValueError("the key is another")
-            connection.settimeout(None)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = Peer(int(hello["agent"]), int(hello["session"]), connection)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("a connection to the rollout was refused: %s", error)
-            connection.close()
-            return
-        try:
-            while content := stream.readline(LONGEST_LINE):
-                self._inbox.put((peer, json.loads(content)))
-        except (OSError, ValueError) as error:
-            logger.debug("the connection of agent %d ended: %s", peer.agent, error)
-        self._inbox.put((peer, {"done": True}))
+        with connection, connection.makefile("rb") as stream:
+            try:
+                peer = self._peer(connection, stream)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                logger.warning("a connection to the rollout was refused: %s", error)
+                return
+            try:
+                while content := stream.readline(LONGEST_LINE):
+                    self._inbox.put((peer, json.loads(content)))
+            except (OSError, ValueError) as error:
+                logger.debug("the connection of agent %d ended: %s", peer.agent, error)
+            self._inbox.put((peer, {"done": True}))
+
+    def _peer(self, connection: socket.socket, stream: BufferedReader) -> Peer:
+        """Who it is, by the first line; raises for one that has not the key."""
+        connection.settimeout(KEY_SECONDS)
+        hello = json.loads(stream.readline(LONGEST_KEY_LINE))
+        if not hmac.compare_digest(str(hello.get("key")).encode(), self._key.encode()):
+            raise ValueError("the key is another")
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Peer(int(hello["agent"]), int(hello["session"]), connection)
 
     def close(self) -> None:
         self._listener.close()

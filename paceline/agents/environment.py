@@ -35,7 +35,7 @@ class Environment(ABC):
     def step(self, text: str) -> tuple[str | list[Message], float, bool]:
         """After a turn of the model: what it reads next, what its turn earned, and whether that was the end."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
         """The conversation is over."""
 
 

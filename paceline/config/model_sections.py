@@ -289,9 +289,9 @@ class RolloutConfig:
     """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
     val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
     """How validation samples."""
-    multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    multi_turn: Annotated[MultiTurnConfig, OnlyWith.AGENTS] = field(default_factory=MultiTurnConfig)
     """Conversations of several turns."""
-    agent: AgentConfig = field(default_factory=AgentConfig)
+    agent: Annotated[AgentConfig, OnlyWith.AGENTS] = field(default_factory=AgentConfig)
     """Who has them."""
 
 

@@ -15,9 +15,9 @@ def rows_to_batch(ended: Sequence[Ended], prompt_length: int, response_length: i
     """The rows of conversations, those of one after another.
 
     The columns are those of `paceline.rollout.postprocess.to_batch`, with a response mask that is 1 on the model's
-    tokens alone while the attention mask covers observations too. Besides there are `turn_scores` (batch, response), what turns
-    earned; `conversation` (batch,), the place of the row's conversation in the step; and `conversation_info`, a dict:
-    ended_by, num_turns, turn_rewards, problem, and what loops and tools counted.
+    tokens alone while the attention mask covers observations too. Besides there are `turn_scores` (batch, response),
+    what turns earned; `conversation` (batch,), the place of the row's conversation in the step; and
+    `conversation_info`, a dict: ended_by, num_turns, turn_rewards, problem, and what loops and tools counted.
     """
     rows = [(one, row) for one in ended for row in one.rows]
     prompts = torch.full((len(rows), prompt_length), pad_token_id, dtype=torch.long)

@@ -21,7 +21,7 @@ from paceline.config.checks.model_checks import check_backends, check_device, ch
 from paceline.config.checks.run_checks import check_columns, check_data, check_rewards, check_run
 from paceline.config.checks.sampling_checks import check_algorithm, check_sampling
 from paceline.config.checks.schedule_checks import check_schedule, schedule_notes
-from paceline.config.derived import uses_critic, uses_reference, with_backends
+from paceline.config.derived import uses_agents, uses_critic, uses_reference, with_backends
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.field_rules import Each, OnlyWith, Range
 from paceline.config.keys import ACTOR, known_keys, value_of
@@ -124,6 +124,7 @@ def unused_settings(cfg: PPOConfig) -> list[str]:
         (uses_critic(cfg), OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
         (uses_reference(cfg), OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
         (cfg.reward_model.enable, OnlyWith.REWARD_MODEL, "reward_model.enable=False"),
+        (uses_agents(cfg), OnlyWith.AGENTS, "responses are single turns"),
     )
     notes = []
     for has_part, part, reason in parts:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from pathlib import Path
 
 from paceline.catalog import AGENT_LOOPS, ESTIMATORS, ROLLOUTS, TOOL_FORMATS
-from paceline.config import MultiTurnConfig, PPOConfig
+from paceline.config import PPOConfig
 from paceline.config.derived import rollout_pools, uses_agents
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.keys import ROLLOUT
@@ -16,15 +16,20 @@ ON = f"{ROLLOUT}.multi_turn.enable=True"
 
 
 def check_agents(cfg: PPOConfig) -> Iterator[str]:
-    """Names that nobody registered, settings without effect, and parts of a run that know no conversations."""
+    """Names that nobody registered, and parts of a run that know no conversations."""
     rollout, schedule = cfg.actor_rollout_ref.rollout, cfg.trainer.schedule
     agent, multi_turn = rollout.agent, rollout.multi_turn
     if TOOL_FORMATS.get(multi_turn.format) is None:
         yield refused_choice(TOOL_FORMATS.key, multi_turn.format, TOOL_FORMATS.built_in)
     if agent.agent_loop_config_path is None and AGENT_LOOPS.get(agent.default_agent_loop) is None:
         yield refused_choice(AGENT_LOOPS.key, agent.default_agent_loop, AGENT_LOOPS.built_in)
+    for key, path in (
+        (f"{ROLLOUT}.agent.agent_loop_config_path", agent.agent_loop_config_path),
+        (f"{ROLLOUT}.multi_turn.tool_config_path", multi_turn.tool_config_path),
+    ):
+        if path is not None and not Path(path).is_file():
+            yield f"{key}={path}: there is no such file."
     if not uses_agents(cfg):
-        yield from _check_unused(cfg)
         return
     said = f"{ON} or an agent loop"
     engine, estimator = ROLLOUTS.get(rollout.name), ESTIMATORS.get(cfg.algorithm.adv_estimator)
@@ -57,14 +62,3 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
         return
     if len(pools) > 1:
         yield f"trainer.placement.rollout_on={pools}: with {said} the rollout is on one pool; name one."
-
-
-def _check_unused(cfg: PPOConfig) -> Iterator[str]:
-    """What was set for conversations in a run that has none."""
-    rollout = cfg.actor_rollout_ref.rollout
-    default = MultiTurnConfig()
-    for name in (field.name for field in fields(default)):
-        if (value := getattr(rollout.multi_turn, name)) != getattr(default, name):
-            yield f"{ROLLOUT}.multi_turn.{name}={value} has no part in a run of single turns; set {ON}."
-    if rollout.agent.rewards != "end":
-        yield f"{ROLLOUT}.agent.rewards={rollout.agent.rewards} has no part in a run of single turns; set {ON}."

@@ -181,7 +181,8 @@ def test_texts_are_cut_on_the_side_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["__import__('os')", "2**100000", "9**64**64", "1/0", "a+1", "True+1", "1" * 300, "(-8)**0.5", "'a'*9"]
+    "expression",
+    ["__import__('os')", "2**100000", "9**64**64", "1/0", "a+1", "True+1", "1" * 300, "(-8)**0.5", "'a'*9"],
 )
 def test_the_calculator_computes_numbers_and_nothing_else(expression: str) -> None:
     with pytest.raises((ValueError, ArithmeticError)):

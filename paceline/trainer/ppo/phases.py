@@ -203,7 +203,7 @@ class Phases:
             return DataProtoFuture.of(DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}))
         if not rollout_has_log_probs(self.cfg):
             return self._compute_all_log_probs(batch)
-        rows = batch[rows_to_check(len(batch), self.cfg.trainer.seed, self.global_step)]
+        rows = batch[rows_to_check(batch.batch["response_mask"], self.cfg.trainer.seed, self.global_step)]
         computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, rows)
         return computed.then(lambda answer: self._verified_log_probs(batch, rows, answer))
 

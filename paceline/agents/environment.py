@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from paceline.agents.conversation import Conversation
 from paceline.agents.loops import AgentContext, AgentLoop, AgentRequest, Generate
 from paceline.agents.template import Message
 from paceline.agents.tools import called
+from paceline.errors import PacelineError
 from paceline.external import import_named
 
 logger = logging.getLogger(__name__)
@@ -56,12 +57,10 @@ class EnvironmentLoop(AgentLoop):
     async def run(self, request: AgentRequest, generate: Generate) -> Conversation:
         environment = self._class(**self._settings)
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                messages = await called(environment.reset, request.row, request.seed)
+            messages = await self._asked(environment.reset, request.row, request.seed)
             conversation = request.begin(messages=messages)
             while (turn := await generate(conversation)) is not None:
-                async with asyncio.timeout(self._timeout_seconds):
-                    observation, reward, is_over = await called(environment.step, turn.text)
+                observation, reward, is_over = await self._asked(environment.step, turn.text)
                 conversation.reward(float(reward))
                 if is_over:
                     break
@@ -73,9 +72,21 @@ class EnvironmentLoop(AgentLoop):
             await self._close(environment)
         return conversation
 
+    async def _asked(self, method: Callable[..., Any], *args: Any) -> Any:
+        """What the environment says, in time."""
+        deadline = asyncio.timeout(self._timeout_seconds)
+        try:
+            async with deadline:
+                return await called(method, *args)
+        except TimeoutError as error:
+            if not deadline.expired():
+                raise
+            raise PacelineError(
+                f"{self._class.__name__}.{method.__name__} gave no answer within {self._timeout_seconds:g} s"
+            ) from error
+
     async def _close(self, environment: Environment) -> None:
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await called(environment.close)
+            await self._asked(environment.close)
         except Exception:  # it is the user's code, and the conversation has ended
             logger.warning("an environment could not be closed", exc_info=True)

@@ -3,19 +3,22 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.agents.conversation import Conversation, Limits, Sampled, Turn
-from paceline.agents.environment import EnvironmentLoop
+from paceline.agents.environment import Environment, EnvironmentLoop
 from paceline.agents.games import GuessTheNumber
 from paceline.agents.loops import AgentContext, AgentRequest
 from paceline.agents.parsers import ToolCall, hermes_calls
 from paceline.agents.search import Search
+from paceline.agents.template import Message
 from paceline.agents.tools import Toolbox
-from paceline.errors import DataError
+from paceline.errors import DataError, PacelineError
 from tests.unit.agents.chats import chat_template
 
 CONTEXT = AgentContext(
@@ -58,6 +61,41 @@ def test_turns_of_the_loop_earn_what_the_game_says() -> None:
     talk = played(loop, "hm", "2", "1", row={"raw_prompt": [{"role": "user", "content": "Go."}]})
     assert [turn.reward for turn in talk.turns] == [-0.25, 0.0, 1.0]
     assert [message["content"] for message in talk.messages] == ["Go.", "hm", "Say a number.", "2", "Lower.", "1"]
+
+
+class Sleepy(Environment):
+    """Asleep in one of its methods; a conversation with it must end all the same."""
+
+    def __init__(self, asleep: str) -> None:
+        self._asleep = asleep
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> list[Message]:
+        self._sleep("reset")
+        return [{"role": "user", "content": "?"}]
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        self._sleep("step")
+        return "", 0.0, True
+
+    def close(self) -> None:
+        self._sleep("close")
+
+    def _sleep(self, method: str) -> None:
+        if method == self._asleep:
+            threading.Event().wait(60)
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_environment_that_hangs_is_named_in_time(method: str) -> None:
+    loop = EnvironmentLoop(CONTEXT, environment=f"{__file__}:Sleepy", timeout_seconds=0.3, asleep=method)
+    with pytest.raises(PacelineError, match=rf"Sleepy.{method} gave no answer within 0.3 s"):
+        played(loop, "a")
+
+
+def test_an_environment_that_does_not_close_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    loop = EnvironmentLoop(CONTEXT, environment=f"{__file__}:Sleepy", timeout_seconds=0.3, asleep="close")
+    assert played(loop, "a").turns[0].text == "a"
+    assert "could not be closed" in caplog.text
 
 
 GYM = """

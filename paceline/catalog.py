@@ -302,3 +302,18 @@ LOGGERS = Catalog(
         "trackio": LoggerEntry(_PACKAGE_TRACKERS, requirement="trackio==0.43.0"),
     },
 )
+_AGENTS = "paceline.agents"
+AGENT_LOOPS = Catalog(
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    {
+        "single_turn_agent": NameEntry(f"{_AGENTS}.loops"),
+        "tool_agent": NameEntry(f"{_AGENTS}.loops"),
+    },
+)
+TOOL_FORMATS = Catalog(
+    "actor_rollout_ref.rollout.multi_turn.format",
+    {
+        "hermes": NameEntry(f"{_AGENTS}.parsers"),
+        "json": NameEntry(f"{_AGENTS}.parsers"),
+    },
+)

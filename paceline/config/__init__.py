@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from paceline.config.agents import AgentConfig, MultiTurnConfig
 from paceline.config.field_rules import OnlyWith
 from paceline.config.model_sections import (
     ActorConfig,
@@ -86,6 +87,7 @@ __all__ = [
     "ROOTS",
     "ActorConfig",
     "ActorRolloutRefConfig",
+    "AgentConfig",
     "AlgorithmConfig",
     "AnyRunConfig",
     "CriticConfig",
@@ -100,6 +102,7 @@ __all__ = [
     "FsdpConfig",
     "KLControlConfig",
     "ModelConfig",
+    "MultiTurnConfig",
     "OptimConfig",
     "OverlongBufferConfig",
     "PPOConfig",

@@ -47,6 +47,14 @@ def uses_reference(config: PPOConfig) -> bool:
     return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
 
 
+def uses_agents(config: PPOConfig) -> bool:
+    """Whether agent processes have conversations with the rollout, instead of one response to each prompt."""
+    rollout = config.actor_rollout_ref.rollout
+    agent = rollout.agent
+    has_own = agent.default_agent_loop != "single_turn_agent" or agent.agent_loop_config_path is not None
+    return rollout.multi_turn.enable or has_own
+
+
 def uses_sum_pi_squared(config: PPOConfig) -> bool:
     """Whether the sum of squared probabilities is computed with the old log-probs, asked for or needed."""
     estimator = ESTIMATORS.get(config.algorithm.adv_estimator)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from paceline.catalog import KLLossKind, LossAggMode
+from paceline.config.agents import AgentConfig, MultiTurnConfig
 from paceline.config.field_rules import (
     Count,
     CountOrAll,
@@ -308,6 +309,10 @@ class RolloutConfig:
     """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
     val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
     """How validation samples."""
+    multi_turn: Annotated[MultiTurnConfig, OnlyWith.AGENTS] = field(default_factory=MultiTurnConfig)
+    """Conversations of several turns."""
+    agent: Annotated[AgentConfig, OnlyWith.AGENTS] = field(default_factory=AgentConfig)
+    """Who has them."""
 
 
 @dataclass(frozen=True)

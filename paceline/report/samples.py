@@ -95,7 +95,12 @@ def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def cut_value(value: object, longest: int = LONGEST_TEXT) -> object:
-    """A number as it is, all else as text if it is too long: the tests of a programming task may be megabytes."""
+    """A number as it is, all else as text if it is too long: the tests of a programming task may be megabytes.
+
+    Of the turns of a conversation, each text is cut.
+    """
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "by" in item for item in value):
+        return [{name: cut_value(part, longest) for name, part in item.items()} for item in value]
     is_small = value is None or isinstance(value, bool | int | float)
     return value if is_small or len(str(value)) <= longest else cut_text(str(value), longest)
 

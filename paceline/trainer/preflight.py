@@ -58,7 +58,9 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     except PacelineError as error:
         raise together([*problems, error]) from error
     largest = -1
-    if reads_data:
+    agents = list(_agent_problems(cfg, tokenizer))
+    problems += agents
+    if reads_data and not agents:  # tools stand in the prompts
         with quiet_reading():
             datasets, found = _read_data(cfg, tokenizer)
             problems += found
@@ -248,6 +250,20 @@ def vocabulary_problems(
 # --------------------------------------------------------------------------------------------- prompts and rewards
 
 
+def _agent_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[PacelineError]:
+    """Tools and agent loops that can't be made."""
+    from paceline.config.derived import uses_agents
+
+    if not uses_agents(cfg):
+        return
+    from paceline.workers.agent_worker import make_runner
+
+    try:
+        make_runner(cfg.actor_rollout_ref.rollout, cfg.data, tokenizer)
+    except PacelineError as error:
+        yield error
+
+
 def _read_data(
     cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[dict[str, RLHFDataset], list[PacelineError]]:
@@ -274,9 +290,11 @@ def _datasets(
     key: str, files: list[str], tokenizer: PreTrainedTokenizerBase, cfg: PPOConfig, most: int
 ) -> dict[str, RLHFDataset]:
     from paceline.data.rl_dataset import RLHFDataset
+    from paceline.trainer.ppo.loaders import prompt_config
 
     # A dry run leaves no file; of a run, what is tokenised here is tokenised.
-    data = dataclasses.replace(cfg.data, cache_dir="") if cfg.trainer.dry_run else cfg.data
+    data = prompt_config(cfg)
+    data = dataclasses.replace(data, cache_dir="") if cfg.trainer.dry_run else data
     rows = {file: table_head(file)[0] for file in files}
     total = sum(rows.values()) if most < 0 else min(most, sum(rows.values()))
     if total <= SMALL:
@@ -297,7 +315,9 @@ def _reward_problems(
     cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, datasets: dict[str, RLHFDataset]
 ) -> Iterator[PacelineError]:
     """Rows that nothing scores. A function of the user's scores all of them."""
-    if cfg.custom_reward_function.path is not None:
+    from paceline.trainer.ppo.loaders import reads_rewards
+
+    if cfg.custom_reward_function.path is not None or not reads_rewards(cfg):
         return
     from paceline.rewards import make_reward_manager
     from paceline.trainer.ppo.scoring import check_scorable

@@ -41,6 +41,7 @@ from paceline.rollout import RolloutEngine, RolloutSpec, SamplingParams, get_rol
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import DTYPES
 from paceline.single_controller.base import Dispatch
+from paceline.workers.agent_calls import AgentCalls
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, with_mean_weight
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method
@@ -52,7 +53,7 @@ def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
     return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
 
 
-class ActorRolloutRefWorker(WeightCalls):
+class ActorRolloutRefWorker(AgentCalls, WeightCalls):
     """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
 
     leaves_inputs_alone = True

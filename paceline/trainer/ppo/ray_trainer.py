@@ -36,6 +36,7 @@ from paceline.trainer.ppo.computed_columns import (
     compute_advantage,
     move_kl_coefficient,
 )
+from paceline.trainer.ppo.conversations import Conversations
 from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.known_names import KnownNames, readable_config
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
@@ -163,6 +164,7 @@ class RayPPOTrainer(Phases, KnownNames):
         # val_only on a run that has records leaves them as they are; that run may be going on.
         peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
         self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
+        self.conversations: Conversations | None = None
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open: Step | None = None
@@ -228,6 +230,8 @@ class RayPPOTrainer(Phases, KnownNames):
             last_step=self.total_training_steps,
         )
         self._name_groups()
+        if self.groups.agents is not None:
+            self.conversations = Conversations(self.groups.agents, self.groups.generating[0])
         way = self.cfg.actor_rollout_ref.rollout.weight_transfer
         self.weight_transfer = make_weight_transfer(way, self.actor_rollout_wg, self.rollout_wg)
 
@@ -398,10 +402,11 @@ class RayPPOTrainer(Phases, KnownNames):
         with self.log.validating(len(self.val_dataloader.dataset)):
             return validate(
                 self.val_dataloader,
-                lambda requests: self.generate(requests, sampling),
+                lambda requests, labels: self.generate(requests, labels, sampling),
                 lambda batch: self.grade(batch, validation=True),
                 self.log,
                 n=sampling.n,
                 seed=self.cfg.trainer.seed,
                 source_key=self.cfg.data.reward_fn_key,
+                by_turns=self.cfg.actor_rollout_ref.rollout.agent.rewards != "end",
             )

@@ -16,6 +16,7 @@ from paceline.config.derived import (
     policy_config,
     reward_model_config,
     update_sizes,
+    uses_agents,
 )
 from paceline.errors import ConfigError, ResourceError
 from paceline.protocol import DataProtoFuture
@@ -31,10 +32,12 @@ from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.dealing import num_mini_batches
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
+from paceline.workers.agent_worker import AgentWorker
 from paceline.workers.engine_workers import RunContext
 from paceline.workers.reward_worker import RewardFn, RewardWorker
 
 REWARD_POOL = "reward_pool"
+AGENT_POOL = "agent_pool"
 
 
 def check_roles(
@@ -88,6 +91,7 @@ class WorkerGroups:
         self.group_cls = group_cls
         self.by_role: dict[Enum, RayWorkerGroup] = {}
         self.reward: RayWorkerGroup
+        self.agents: RayWorkerGroup | None = None
         self._pools: list[RayWorkerGroup] = []
 
     def start(
@@ -106,6 +110,13 @@ class WorkerGroups:
                 RayClassWithInitArgs(RewardWorker, *reward_fns),
                 name_prefix="reward",
             )
+            rollout = self.config.actor_rollout_ref.rollout
+            if uses_agents(self.config):
+                self.agents = self._start_group(
+                    ProcessPool(rollout.agent.num_workers, AGENT_POOL),
+                    RayClassWithInitArgs(AgentWorker, rollout, self.config.data, tokenizer),
+                    name_prefix="agent",
+                )
             for group in self._pools:
                 group.construct_workers()
             loading = [group.init_model() for group in self.by_role.values() if hasattr(group, "init_model")]
@@ -132,7 +143,7 @@ class WorkerGroups:
     def pool_of_role(self) -> dict[str, str]:
         """By the name of a role: the pool that it runs on."""
         pools = {role_name(role): pool for role, pool in self.resource_pool_manager.mapping.items()}
-        return {**pools, "reward": REWARD_POOL}
+        return {**pools, "reward": REWARD_POOL, "agent": AGENT_POOL}
 
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""

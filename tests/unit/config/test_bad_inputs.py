@@ -25,6 +25,7 @@ CORRECTION = "algorithm.rollout_correction"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 PIPELINED = {"trainer.schedule.name": "pipelined", "trainer.schedule.max_staleness": 2}
 STREAMING = {"trainer.schedule.name": "streaming"}
+TALKS = {f"{ROLLOUT}.multi_turn.enable": True}
 REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
 GDPO = {**GRPO, "algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["acc", "format"]}
@@ -497,6 +498,44 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         {f"{ROLLOUT}.trust_log_probs": True, f"{ROLLOUT}.do_sample": False},
         f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False",
+    ),
+    # Conversations
+    ({f"{ROLLOUT}.multi_turn.format": "herms"}, "did you mean hermes? Known: hermes, json."),
+    ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agnt"}, "did you mean tool_agent?"),
+    ({f"{ROLLOUT}.agent.num_workers": 0}, f"{ROLLOUT}.agent.num_workers=0 is out of range"),
+    ({f"{ROLLOUT}.agent.timeout_seconds": 0}, f"{ROLLOUT}.agent.timeout_seconds=0.0 is out of range"),
+    ({f"{ROLLOUT}.agent.rewards": "turn"}, "did you mean turns?"),
+    ({f"{ROLLOUT}.agent.agent_loop_config_path": "{missing}.yaml"}, f"{ROLLOUT}.agent.agent_loop_config_path"),
+    ({f"{ROLLOUT}.multi_turn.max_assistant_turns": -1}, f"{ROLLOUT}.multi_turn.max_assistant_turns=-1 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_user_turns": -1}, f"{ROLLOUT}.multi_turn.max_user_turns=-1 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_tokens_per_turn": 0}, f"{ROLLOUT}.multi_turn.max_tokens_per_turn=0 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_parallel_calls": 0}, f"{ROLLOUT}.multi_turn.max_parallel_calls=0 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_tool_response_length": 0}, "max_tool_response_length=0 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.tool_response_truncate_side": "lft"}, "did you mean left?"),
+    ({f"{ROLLOUT}.multi_turn.tool_config_path": "{missing}.yaml"}, f"{ROLLOUT}.multi_turn.tool_config_path"),
+    ({**TALKS, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; with"),
+    ({**TALKS, **PIPELINED}, "trainer.schedule.name=pipelined is not supported with"),
+    ({**TALKS, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants a greedy response"),
+    ({**TALKS, **GRPO, "algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable=True is not supported"),
+    ({**TALKS, **REWARD_MODEL}, "reward_model.enable=True: a reward model scores one response"),
+    ({**TALKS, "data.custom_cls.path": __file__, "data.custom_cls.name": "Path"}, "they need the raw chat"),
+    (
+        {
+            **TALKS,
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.name": "split",
+            "trainer.placement.rollout_on": ["actor_rollout_ref_pool", "critic_pool"],
+        },
+        "the rollout is on one pool; name one.",
+    ),
+    (
+        {
+            **TALKS,
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.tensor_model_parallel_size": 2,
+            "trainer.n_gpus_per_node": 2,
+        },
+        f"{ROLLOUT}.tensor_model_parallel_size=2: workers that share an engine sample in step, and a conversation",
     ),
     # Placement
     ({"trainer.placement.name": "split"}, "trainer.placement.name=split wants at least two devices"),

@@ -22,9 +22,9 @@ from paceline.report.environment import describe_environment
 
 BENCHMARKS = (
     "startup", "data", "graders", "transport", "weights", "controller", "rollout", "update", "overlap", "schedules",
-    "ppo_step", "grpo_step",
+    "ppo_step", "grpo_step", "sft_step",
 )  # fmt: skip
-PEERS = {"trl": ("ppo_step", "grpo_step"), "verl": ("transport",)}
+PEERS = {"trl": ("ppo_step", "grpo_step", "sft_step"), "verl": ("transport",)}
 """Packages in environments of their own (`make bench-peers`), and the benchmarks that compare paceline with each."""
 ROOT = Path(__file__).parents[1]
 

@@ -113,10 +113,12 @@ def has_steps(folder: Path, count: int) -> bool:
 
 
 def step_times(folder: Path) -> list[float]:
-    """When the steps of a system ended; those of paceline ended when the next one's rollout began."""
+    """When the steps of a system ended; those of paceline ended when the next one's rollout, or update, began."""
     if (folder / STEP_ENDS).exists():
         return [float(line) for line in (folder / STEP_ENDS).read_text().splitlines()]
-    return [begin for begin, _ in spans(folder / "timeline.json", "generate_sequences")][1:]
+    timeline = folder / "timeline.json"
+    begun = spans(timeline, "generate_sequences") or spans(timeline, "update_model")
+    return [begin for begin, _ in begun][1:]
 
 
 def compared_steps(folder: Path, count: int) -> list[tuple[float, float]]:

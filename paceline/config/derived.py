@@ -192,7 +192,7 @@ def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig
     return named.tensor_model_parallel_size if named is not None else 1
 
 
-def pipeline_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+def pipeline_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig | TrainingEngineConfig) -> int:
     """Stages of a model on megatron; 1 on every other backend."""
     return section.megatron.pipeline_model_parallel_size if section.strategy == "megatron" else 1
 

@@ -22,7 +22,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from paceline.config import AnyRunConfig, PPOConfig, SupervisedConfig
+from paceline.config import (
+    AnyRunConfig,
+    DPOConfig,
+    PPOConfig,
+    RewardModelTrainingConfig,
+    SFTConfig,
+    SupervisedConfig,
+)
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.dialect.translation import Note, translate
 from paceline.config.field_rules import Names
@@ -122,11 +129,21 @@ def read_saved(file: Path) -> DictConfig:
 
 def read_policy_config(saved: DictConfig) -> Reading[PPOConfig]:
     """What `read_saved` gave, as the configuration of a policy: of a run on given texts its model, and its template."""
-    if "model" not in saved:
+    if root_of(saved) is PPOConfig:
         return read_config(saved)
     template = OmegaConf.select(saved, "data.apply_chat_template_kwargs")
     policy = {"actor_rollout_ref": {"model": saved.model}, "data": {"apply_chat_template_kwargs": template or {}}}
     return read_config(OmegaConf.create(policy))
+
+
+def root_of(saved: Mapping[Any, Any]) -> type[AnyRunConfig]:
+    """Of which kind the run is that left this configuration."""
+    if "model" not in saved or "engine" not in saved:
+        return PPOConfig
+    loss = saved.get("loss")
+    if not isinstance(loss, Mapping):
+        return SFTConfig
+    return DPOConfig if "beta" in loss else RewardModelTrainingConfig
 
 
 def to_dict(cfg: AnyRunConfig) -> dict[str, Any]:

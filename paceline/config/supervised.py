@@ -18,7 +18,13 @@ from paceline.config.field_rules import (
     UserDict,
     WholeNumber,
 )
-from paceline.config.model_sections import FsdpConfig, OptimConfig, PolicyModelConfig, TensorParallelConfig
+from paceline.config.model_sections import (
+    FsdpConfig,
+    MegatronConfig,
+    OptimConfig,
+    PolicyModelConfig,
+    TensorParallelConfig,
+)
 from paceline.config.run_sections import RayConfig, RunConfig
 
 Truncation = Literal["error", "drop", "left", "right"]
@@ -107,7 +113,7 @@ class TrainingEngineConfig:
     strategy: str | None = None
     """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices), or one of an
     optional package: torchtitan, veomni, megatron. null: local on one device, fsdp2 on more."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""

@@ -36,6 +36,8 @@ NUM_BARS = 40
 STEPS_OF_SPEED = 10
 """Newest steps from which the time that is left is guessed."""
 SCORE = "critic/score/mean"
+LOSSES = ("train/loss", "val/loss")
+"""Of runs on given texts."""
 
 
 @contextmanager
@@ -101,6 +103,9 @@ class RunView:
         score = values_of(lines, SCORE)
         if score:
             rows.append(("score", f"{score[-1]:.3f}  {sparkline(score)}"))
+        for name in LOSSES:
+            if loss := values_of(lines, name):
+                rows.append((name, f"{loss[-1]:.4f}  {sparkline(loss)}"))
         for name in headline_metrics(lines):
             measured = values_of(lines, name)
             rows.append((name.removeprefix(HEADLINE), f"{measured[-1]:.3f}  {sparkline(measured)}"))
@@ -178,6 +183,9 @@ def closing_text(run_dir: Path) -> str:
             value, step = max(measured, key=lambda point: point[0])  # of equal ones the first
             kind = "training score" if name == SCORE else f"validation: {name.removeprefix(HEADLINE)}"
             best.append(f"best {kind} {value:.3f} at step {step} of {last}")
+    if held_out := [(value, line["step"]) for line in lines if (value := finite(line.get(LOSSES[1]))) is not None]:
+        value, step = min(held_out, key=lambda point: point[0])
+        best.append(f"lowest validation loss {value:.4f} at step {step} of {last}")
     return "".join(f"{line}\n" for line in [*best, f"next: paceline report {shlex.quote(_short(run_dir))}"])
 
 

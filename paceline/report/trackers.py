@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 CONSOLE_METRICS = {
     "critic/score/mean": "score {:.3f}",
+    "train/loss": "loss {:.4f}",
+    "val/loss": "val loss {:.4f}",
+    "val/accuracy": "val accuracy {:.3f}",
     "timing_s/step": "{:.2f} s",
     "actor/ppo_kl": "kl {:.5f}",
     "response_length/mean": "length {:.1f}",

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from paceline.config import DPOConfig, RewardModelTrainingConfig, SFTConfig, SupervisedConfig
 from paceline.errors import CheckpointError
+from paceline.report.live import closing_text
+from paceline.report.page.build import page_data
 from paceline.trainer.hf_export import export_run
 from paceline.trainer.saved_policy import SamplingOptions, SavedPolicy
 from tests.runs import read_metrics, results
@@ -113,6 +115,13 @@ def test_sft_learns_and_its_loss_is_that_of_the_model_it_writes(material: Path, 
     assert lines[0]["val/loss"] == pytest.approx(slow_sft_loss(material / "model", held_out), rel=1e-5)
     assert lines[-1]["val/loss"] == pytest.approx(slow_sft_loss(run_dir / "model", held_out), rel=1e-5)
     assert lines[-1]["val/loss"] < 0.8 * lines[0]["val/loss"]
+    (page,) = page_data([run_dir])["runs"]
+    summary, config = dict(page["summary"]), {key: differs for key, _, _, differs in page["config"]}
+    assert summary["model"] == str(material / "model")
+    assert config["data.max_length"]
+    assert not config["data.trained_turns"]
+    assert summary["val/loss"] == f"{lines[0]['val/loss']:.4f} → {lines[-1]['val/loss']:.4f}"
+    assert closing_text(run_dir).startswith("lowest validation loss")
 
 
 def test_a_checkpoint_is_exported_and_answers_as_that_of_ppo_does(material: Path, tmp_path: Path) -> None:

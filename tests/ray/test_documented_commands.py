@@ -56,6 +56,7 @@ ELSEWHERE = {
     ".backends/megatron/bin/paceline train": "test_a_run_trains_as_with_fsdp2_in_every_placement",
     "paceline sft": "test_the_command_trains_and_says_what_it_made",
     "python -m paceline.trainer.sft_trainer": "test_the_command_trains_and_says_what_it_made",
+    "paceline recipe run": "test_a_recipe_runs_to_its_end",
     "paceline reward-model": "test_two_sharded_ranks_train_as_one",
     "paceline dpo": "test_two_sharded_ranks_train_as_one",
     "paceline eval --model runs/paceline/sft": "test_a_checkpoint_is_exported_and_answers_as_that_of_ppo_does",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 
+from paceline.config import ROOTS
 from paceline.config.describe import description
 from paceline.config.keys import walk_keys
 from paceline.errors import DataError
@@ -45,7 +46,12 @@ def page_data(folders: Sequence[Path], steps: Iterable[int] = ()) -> Row:
         )
     return {
         "runs": runs,
-        "meanings": {key.name: description(key) for key in walk_keys() if not key.is_section},
+        "meanings": {
+            key.name: description(key)
+            for root in reversed(ROOTS)  # PPO's own words last, where several have a key
+            for key in walk_keys(root())
+            if not key.is_section
+        },
         "written": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
 

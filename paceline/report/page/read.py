@@ -12,10 +12,10 @@ from pathlib import Path
 
 import yaml
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.derived import ROLLOUT_POOL
 from paceline.config.keys import known_keys
-from paceline.config.load import to_dict
+from paceline.config.load import root_of, to_dict
 from paceline.config.secrets import masked
 from paceline.errors import DataError
 from paceline.report.json_lines import Row, finite, is_number
@@ -159,21 +159,22 @@ def summarize(lines: Sequence[Row], config: Row, status: Row | None) -> list[tup
         return [number for line in lines if (number := finite(line.get(name))) is not None]
 
     total = (status or {}).get("total_steps") or at("trainer.total_training_steps")
+    placement = at("trainer.placement.name") or "one pool"
     rows = [
         ("state", _state(status)),
         ("steps", f"{lines[-1]['step'] if lines else 0}" + (f" of {total}" if total else "")),
         ("time in steps", duration(sum(values("timing_s/step")))),
-        (
-            "placement",
-            f"{at('trainer.placement.name')}, {at('trainer.nnodes')} x {at('trainer.n_gpus_per_node')} devices",
-        ),
-        ("model", str(at("actor_rollout_ref.model.path"))),
-        ("algorithm", f"{at('algorithm.adv_estimator')}, seed {at('trainer.seed')}"),
+        ("placement", f"{placement}, {at('trainer.nnodes')} x {at('trainer.n_gpus_per_node')} devices"),
+        ("model", str(at("actor_rollout_ref.model.path") or at("model.path"))),
+        ("algorithm", f"{at('algorithm.adv_estimator') or at('trainer.experiment_name')}, seed {at('trainer.seed')}"),
     ]
     if score := values("critic/score/mean"):
         few = max(1, min(10, len(score) // 4))
         first, last = (statistics.mean(part) for part in (score[:few], score[-few:]))
         rows.append(("training score", f"{first:.3f} → {last:.3f} (mean of {few} steps)"))
+    for name in ("train/loss", "val/loss", "val/accuracy"):
+        if measured := values(name):
+            rows.append((name, f"{measured[0]:.4f} → {measured[-1]:.4f}"))
     for name in sorted({name for line in lines for name in line if name.startswith(HEADLINE)}):
         measured = values(name)
         if measured:
@@ -261,20 +262,21 @@ def read_run_config(folder: Path) -> Row:
 
 def config_rows(config: Row) -> list[tuple[str, str, str, bool]]:
     """(key, value, default, whether they differ) of every key; secrets are masked."""
-    defaults = dict(_flat(to_dict(PPOConfig())))
+    root = root_of(config)
+    defaults = dict(_flat(to_dict(root()), root))
     return [
         (key, _yaml_text(masked(key, value)), _yaml_text(defaults.get(key)), value != defaults.get(key))
-        for key, value in _flat(config)
+        for key, value in _flat(config, root)
     ]
 
 
-def _flat(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+def _flat(tree: Mapping[str, object], root: type[AnyRunConfig], prefix: str = "") -> list[tuple[str, object]]:
     """Leaves by full name; a key that holds a dict of the user's own is one."""
     rows: list[tuple[str, object]] = []
     for name, value in tree.items():
         key = f"{prefix}{name}"
-        is_leaf = key in known_keys() and not known_keys()[key].is_section
-        rows += [(key, value)] if is_leaf or not isinstance(value, Mapping) else _flat(value, f"{key}.")
+        is_leaf = key in known_keys(root) and not known_keys(root)[key].is_section
+        rows += [(key, value)] if is_leaf or not isinstance(value, Mapping) else _flat(value, root, f"{key}.")
     return rows
 
 

@@ -193,14 +193,14 @@ def test_swanlab_without_a_login_is_told(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.delenv(name, raising=False)
     cfg = preflight.PPOConfig()
     cfg = preflight.dataclasses.replace(cfg, trainer=preflight.dataclasses.replace(cfg.trainer, logger=["swanlab"]))
-    [text] = preflight._login_problems(cfg)
+    [text] = preflight.login_problems(cfg)
     assert text.startswith("trainer.logger=swanlab has no login. Run `swanlab login`")
     monkeypatch.setenv("SWANLAB_MODE", "offline")
-    assert not list(preflight._login_problems(cfg))
+    assert not list(preflight.login_problems(cfg))
     monkeypatch.delenv("SWANLAB_MODE")
     (tmp_path / ".swanlab").mkdir()
     (tmp_path / ".swanlab/.netrc").write_text("machine api.swanlab.cn login user password abcdefgh\n")
-    assert not list(preflight._login_problems(cfg))
+    assert not list(preflight.login_problems(cfg))
 
 
 def test_more_devices_than_cores_are_worth_a_remark(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 
 from paceline.single_controller.base import CallRecord
 from paceline.workers.request_calls import SAMPLED
@@ -24,7 +25,7 @@ def with_sampling(records: Iterable[CallRecord]) -> list[CallRecord]:
             found.append(record)
             continue
         tag = {name: value for name, value in record.tag.items() if name != SAMPLED}
-        for start, end, version in record.tag[SAMPLED]:
+        for start, end, version in cast("list[tuple[float, float, int]]", record.tag[SAMPLED]):
             process = (record.pool, record.rank)
             span = replace(record, method=METHOD, start=start, end=end, tag={**tag, "version": version})
             last = found[newest[process]] if process in newest else None

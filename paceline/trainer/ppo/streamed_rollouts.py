@@ -187,7 +187,8 @@ class StreamedRollouts:
         """In one call, whose answer is shared out among the groups."""
         if self._grade is None or not keys:
             return
-        graded = self._grade(self._labels(keys).union(self._responses(keys)))
+        answer = self._grade(self._labels(keys).union(self._responses(keys)))
+        graded = answer.then(lambda result: result)  # fetched once, however many groups ask for it
         for number, key in enumerate(keys):
             self._grades[key] = graded.then(partial(_rows_of_group, number=number, n=self._n))
 

@@ -83,7 +83,8 @@ def test_decoding_in_calls_goes_on_after_the_actor_has_trained(
     worker.submit_requests(make_data("a", "b", "c", "d"))
     first = worker.decode_until(1)
     assert len(first) == 2  # they began together and are equally long
-    assert first.meta_info == {"version": 3, "num_running": 0, "num_waiting": 2}
+    left = sorted({"a", "b", "c", "d"} - set(first.non_tensor_batch["request_id"]))
+    assert first.meta_info == {"version": 3, "num_running": 0, "num_waiting": 2, "not_begun": left}
     built(worker.rollout).step()
     weights = build_tiny_model(initializer_range=0.2, seed=1).state_dict()
     actor = built(worker.actor)

@@ -57,7 +57,7 @@ class MegatronEngine(OwnModelEngine):
 
     def _join_groups(self) -> None:
         """Megatron keeps one set of groups per process, so all roles of a process have the same sizes."""
-        size, stages = self.tensor_parallel_size, self.pipeline_parallel_size
+        size, stages = self.tensor_parallel_size, self._pipeline_parallel_size
         if not parallel_state.model_parallel_is_initialized():
             parallel_state.initialize_model_parallel(
                 tensor_model_parallel_size=size, pipeline_model_parallel_size=stages
@@ -81,7 +81,7 @@ class MegatronEngine(OwnModelEngine):
         self.stages = Stages(parallel_state.get_pipeline_model_parallel_group())
 
     @property
-    def model_group(self) -> dist.ProcessGroup | None:
+    def _model_group(self) -> dist.ProcessGroup | None:
         if self.stages.count == 1:
             return self.tensor_parallel_group
         group: dist.ProcessGroup = parallel_state.get_model_parallel_group()
@@ -128,7 +128,7 @@ class MegatronEngine(OwnModelEngine):
             hidden_dropout=0.0,
             attention_dropout=0.0,
             tensor_model_parallel_size=self.tensor_parallel_size,
-            pipeline_model_parallel_size=self.pipeline_parallel_size,
+            pipeline_model_parallel_size=self._pipeline_parallel_size,
             pipeline_dtype=torch.float32,
             params_dtype=torch.float32,
             perform_initialization=False,

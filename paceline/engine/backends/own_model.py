@@ -73,7 +73,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         """All parameters of this rank, each once."""
 
     @property
-    def model_group(self) -> dist.ProcessGroup | None:
+    def _model_group(self) -> dist.ProcessGroup | None:
         """The ranks that hold one model together, and see the same rows."""
         return self.tensor_parallel_group
 
@@ -178,7 +178,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         return self.spec.tensor_model_parallel_size
 
     @property
-    def pipeline_parallel_size(self) -> int:
+    def _pipeline_parallel_size(self) -> int:
         return self.spec.pipeline_model_parallel_size
 
     @property
@@ -195,17 +195,17 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
         # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
-        is_first = self.model_group is None or self.model_group.rank() == 0
+        is_first = self._model_group is None or self._model_group.rank() == 0
         return super()._sum_over_ranks(sums if is_first else {name: 0.0 * value for name, value in sums.items()})
 
     def _rows_of_group(self, data: DataProto) -> tuple[DataProto, slice]:
         """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
-        if self.model_group is None:
+        if self._model_group is None:
             return data, slice(0, len(data))
         own: dict[str, Any] = dict(data.batch.items())
-        columns = gather_objects(own, self.model_group)
+        columns = gather_objects(own, self._model_group)
         lengths = [len(part["attention_mask"]) for part in columns]
-        start = sum(lengths[: self.model_group.rank()])
+        start = sum(lengths[: self._model_group.rank()])
         rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
         return DataProto.from_dict(tensors=rows), slice(start, start + len(data))
 
@@ -249,14 +249,14 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 f"{text.num_key_value_heads} key-value heads on tensor_model_parallel_size={self.tensor_parallel_size} "
                 "ranks, which must divide them"
             )
-        elif self.world_size % (self.tensor_parallel_size * self.pipeline_parallel_size):
+        elif self.world_size % (self.tensor_parallel_size * self._pipeline_parallel_size):
             sizes = f"tensor_model_parallel_size={self.tensor_parallel_size}"
-            if self.pipeline_parallel_size > 1:
-                sizes += f" times pipeline_model_parallel_size={self.pipeline_parallel_size}"
+            if self._pipeline_parallel_size > 1:
+                sizes += f" times pipeline_model_parallel_size={self._pipeline_parallel_size}"
             problem = f"{sizes}, which does not divide its {self.world_size} ranks"
-        elif text.num_hidden_layers % self.pipeline_parallel_size:
+        elif text.num_hidden_layers % self._pipeline_parallel_size:
             problem = (
-                f"{text.num_hidden_layers} layers in pipeline_model_parallel_size={self.pipeline_parallel_size} "
+                f"{text.num_hidden_layers} layers in pipeline_model_parallel_size={self._pipeline_parallel_size} "
                 "stages, which must divide them"
             )
         if problem:

@@ -120,6 +120,27 @@ class Conversation:
         else:
             self.rows.append(ConversationRow(list(prompt_ids)))
 
+    def restart(self, messages: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
+        """Go on with another chat, in a row of its own that shares the reward; False if the model may have no turn."""
+        if self.ended_by:
+            return False
+        if self.limits.assistant_turns and len(self.turns) >= self.limits.assistant_turns:
+            return self.end("max_assistant_turns")
+        text = messages if isinstance(messages, str) else self._template.render(messages, tools)
+        prompt_ids = self._template.encode(text)
+        if len(prompt_ids) > self.limits.prompt_tokens:
+            return self.end("prompt_length")
+        self.messages = [] if isinstance(messages, str) else list(messages)
+        self.tools, self._text = tools, ""
+        self._is_chat = not isinstance(messages, str)
+        if self.rows[-1].response_ids:
+            self.rows[-1].cut_observation()
+            self.rows.append(ConversationRow(prompt_ids))
+            self.count("restarts")
+        else:
+            self.rows[-1] = ConversationRow(prompt_ids)
+        return True
+
     @property
     def context(self) -> list[int]:
         """What the next turn is sampled after."""

@@ -16,7 +16,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.agents.conversation import Conversation, Limits, Turn
 from paceline.agents.parsers import ToolParser
@@ -24,8 +24,14 @@ from paceline.agents.template import ChatTemplate, Message
 from paceline.agents.tools import Toolbox
 from paceline.catalog import AGENT_LOOPS, NameEntry, Registry
 
-Generate = Callable[[Conversation], Awaitable[Turn | None]]
-"""Samples the model's next turn and adds it to the conversation; None where a limit leaves no room for one."""
+
+class Generate(Protocol):
+    """Samples the model's next turn, of at most `max_tokens`, and adds it to the conversation.
+
+    None where a limit leaves no room for one.
+    """
+
+    def __call__(self, conversation: Conversation, max_tokens: int | None = None) -> Awaitable[Turn | None]: ...
 
 
 @dataclass(frozen=True)

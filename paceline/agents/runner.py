@@ -151,7 +151,7 @@ class Runner:
         begun: list[Conversation] = []
         turn_numbers: Counter[int] = Counter()
 
-        async def generate(conversation: Conversation) -> Turn | None:
+        async def generate(conversation: Conversation, max_tokens: int | None = None) -> Turn | None:
             if not any(conversation is known for known in begun):
                 begun.append(conversation)
             if conversation.room < 1:
@@ -164,7 +164,7 @@ class Runner:
                 f"{session_name(job.order)}-{number}",
                 job.order,
                 conversation.context,
-                conversation.room,
+                min(conversation.room, max_tokens or conversation.room),
                 turn_seed(job.seed, number),
             )
             return conversation.add_turn(await link.sample(job.rank, wanted))

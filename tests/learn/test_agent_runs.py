@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,31 @@ def test_single_turns_through_agents_are_the_same_run(material: Path, tmp_path: 
     names_of_agents = ("agent/", "val-aux/agent/")
     assert results(tmp_path / "with", *names_of_agents) == results(tmp_path / "without")
     assert read_metrics(tmp_path / "with")[2]["agent/num_turns/max"] == 1
+
+
+PROGRAM = """
+import json, sys
+from openai import OpenAI
+
+messages = json.load(sys.stdin)["raw_prompt"]
+answer = OpenAI().chat.completions.create(model="any", messages=messages)
+text = answer.choices[0].message.content
+print(json.dumps({"reward": sum(character.isdigit() for character in text) / len(text)}))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_what_a_program_does_with_openais_client(material: Path, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    run = games(material, tmp_path, data__train_batch_size=4, trainer__total_training_steps=2)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    loop = {"name": "digits", "_target_": "paceline.agents.gateway.ProgramLoop"}
+    loops = [{**loop, "command": [sys.executable, str(tmp_path / "program.py")]}]
+    (tmp_path / "loops.yaml").write_text(json.dumps(loops))
+    train_in_process(run)
+    lines = read_metrics(tmp_path)[-2:]
+    assert [(line["agent/failed"], line["agent/num_turns/mean"]) for line in lines] == [(0, 1)] * 2
+    assert all(line["critic/score/max"] > 0 and line["actor/grad_norm"] > 0 for line in lines)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def played(loop: EnvironmentLoop, *turns: str, row: dict[str, Any] | None = None
     """A conversation in which the model says these."""
     said = iter(turns)
 
-    async def generate(conversation: Conversation) -> Turn | None:
+    async def generate(conversation: Conversation, max_tokens: int | None = None) -> Turn | None:
         if not conversation.room:
             return None
         ids = [*CONTEXT.template.encode(next(said)), 1]

@@ -54,8 +54,6 @@ class OwnModelEngine(AllRanks, SharedRows):
     """What it has models for, as `model_type` in config.json."""
     hf_model: PreTrainedModel
     """The Hugging Face model without memory: for its names and its files."""
-    row_group: dist.ProcessGroup | None = None
-    """The ranks that hold one model together; None: each data-parallel rank is alone."""
 
     # What a backend defines.
 

@@ -111,9 +111,19 @@ class WeightCalls(RequestCalls):
         for _ in weights:  # those of other ranks
             pass
 
+    @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
+    def ready_to_send(self) -> bool:
+        """Answers when the calls before have ended."""
+        return True
+
     @role_method(Dispatch.ONE_TO_ALL)
-    def receive_broadcast(self, version: int) -> None:
-        """What `broadcast_weights` sends. Responses under way go on with it."""
+    def receive_broadcast(self, ready: bool, version: int) -> None:
+        """What `broadcast_weights` sends. Responses under way go on with it.
+
+        `ready` is the sender's answer, for which this call waits: a rollout that samples beside its calls goes on until
+        the weights come.
+        """
+        del ready
         self._take(built(self.channel).receive(), version)
 
     def _take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int | None) -> None:

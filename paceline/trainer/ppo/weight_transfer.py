@@ -54,8 +54,9 @@ class BroadcastTransfer(WeightTransfer):
 
     def send(self, version: int) -> DataProtoFuture:
         with joint_calls():
+            ready = self.actor.ready_to_send()
             self.actor.broadcast_weights(self.wanted)
-            received: DataProtoFuture = self.rollout.receive_broadcast(version)
+            received: DataProtoFuture = self.rollout.receive_broadcast(ready, version)
         return received
 
 

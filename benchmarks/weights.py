@@ -2,8 +2,9 @@
 
 A sender and as many receivers as are asked for, without gathering before and loading behind it: a bare broadcast of the
 same bytes in pieces of a bucket, the channel of `weight_transfer=broadcast`, and the buckets of `object_store`. Printed
-are seconds per GB, and by how much the memory of sender and receiver is larger at its peak than before, per GB. The
-goal of the channel is at most 1.3 of the bare broadcast's time.
+are seconds per GB, and by how much the memory of sender and receiver is larger at its peak than before, per GB. Memory
+of Ray's store is not in it: that holds all the weights until the receivers have read them, whose call takes all buckets.
+The goal of the channel is at most 1.3 of the bare broadcast's time.
 
     python -m benchmarks.weights
 """
@@ -89,7 +90,7 @@ class End(Worker):
 
     @register(Dispatch.ONE_TO_ALL)
     def peak(self) -> int:
-        """Bytes beyond those of `forget_peak`, those of Ray's shared memory that this process has touched included."""
+        """Bytes beyond those of `forget_peak`. Ray's store was there before, and has been touched."""
         lines = Path("/proc/self/status").read_text().splitlines()
         [highest] = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
         return highest - self.before
@@ -154,7 +155,7 @@ def measure(num_receivers: int, num_tensors: int, repeats: int) -> None:
             peaks["receiver"][name] = max(receivers.peak()) / num_bytes
     for side, found in peaks.items():
         values = {name: [value] for name, value in found.items()}
-        report(f"{title}, peak memory of a {side}, of {num_bytes / 1e9:.1f} GB", values, "GB / GB", of=None)
+        report(f"{title}, peak memory of a {side} for {num_bytes / 1e9:.1f} GB", values, "GB / GB", of=None)
     ratio = sorted(per_gb["channel"])[repeats // 2] / sorted(per_gb["bare broadcast"])[repeats // 2]
     remark(f"To {num_receivers}: the channel took {ratio:.2f} of a bare broadcast's time; the goal is {GOAL}.")
 

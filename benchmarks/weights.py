@@ -3,7 +3,7 @@
 A sender and as many receivers as are asked for, without gathering before and loading behind it: a bare broadcast of the
 same bytes in pieces of a bucket, the channel of `weight_transfer=broadcast`, and the buckets of `object_store`. Printed
 are seconds per GB, and by how much the memory of sender and receiver is larger at its peak than before, per GB. Memory
-of Ray's store is not in it: that holds all the weights until the receivers have read them, whose call takes all buckets.
+of Ray's store is not in it: that holds all weights until the receivers have read them, whose call takes all buckets.
 The goal of the channel is at most 1.3 of the bare broadcast's time.
 
     python -m benchmarks.weights

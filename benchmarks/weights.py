@@ -27,6 +27,7 @@ from benchmarks.timing import take_turns
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from paceline.trainer.constants_ppo import get_ppo_ray_runtime_env
 from paceline.workers.weight_calls import BUCKET_BYTES, in_buckets
 from paceline.workers.weight_channel import MeetingPoint, WeightChannel
 
@@ -101,7 +102,15 @@ def ends(num_receivers: int, num_tensors: int) -> Iterator[tuple[RayWorkerGroup,
     """The sender and the receivers, on a Ray of their own; CPUs are only counted."""
     num_bytes = num_tensors * 4 * TENSOR[0] * TENSOR[1]
     store = {"object_store_memory": max(2**30, int(2.5 * num_bytes))}
-    ray.init("local", num_cpus=num_receivers + 1, include_dashboard=False, log_to_driver=False, **store)
+    environment = get_ppo_ray_runtime_env()  # as in a run: what was freed is kept, and need not be got page by page
+    ray.init(
+        "local",
+        num_cpus=num_receivers + 1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env=environment,
+        **store,
+    )
     try:
         sender, receivers = (
             RayWorkerGroup(

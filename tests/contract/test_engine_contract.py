@@ -96,7 +96,10 @@ def as_param(backend: Backend) -> Any:
     """What shards a model over a single rank, FSDP1 and shared sequences are left to `make test-all`."""
     is_left = backend.strategy == "fsdp" or (backend.num_ranks == 1 and backend.strategy != "local")
     is_left = is_left or backend.ulysses > 1
-    return pytest.param(backend, marks=pytest.mark.slow if is_left else (), id=str(backend))
+    lacks_gpus = DEVICE == "cuda" and torch.cuda.device_count() < backend.num_ranks > 2
+    marks = [pytest.mark.slow] if is_left else []
+    marks += [pytest.mark.skip(reason=f"wants {backend.num_ranks} GPUs")] if lacks_gpus else []
+    return pytest.param(backend, marks=marks, id=str(backend))
 
 
 @pytest.fixture(scope="module", params=map(as_param, BACKENDS))

@@ -103,26 +103,24 @@ class WeightCalls(RequestCalls):
             self.channel = WeightChannel(self.store, 0, size, device, timeout)
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def broadcast_weights(self, wanted: WantedWeights) -> None:
+    def ready_for_weights(self) -> bool:
+        """Answers when the calls before have ended. Each side waits for the other's answers before it begins: so no
+        collective runs into its time limit, and a rollout that samples beside its calls goes on until then."""
+        return True
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def broadcast_weights(self, ready: list[bool], wanted: WantedWeights) -> None:
         """Send the policy's whole weights to `receive_broadcast`. All ranks gather, the first sends."""
+        del ready
         weights = self.named_policy(adapter=wanted.adapter)
         if self.channel is not None:
             self.channel.send(in_numbers(weights, wanted.dtype), BUCKET_BYTES)
         for _ in weights:  # those of other ranks
             pass
 
-    @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
-    def ready_to_send(self) -> bool:
-        """Answers when the calls before have ended."""
-        return True
-
     @role_method(Dispatch.ONE_TO_ALL)
-    def receive_broadcast(self, ready: bool, version: int) -> None:
-        """What `broadcast_weights` sends. Responses under way go on with it.
-
-        `ready` is the sender's answer, for which this call waits: a rollout that samples beside its calls goes on until
-        the weights come.
-        """
+    def receive_broadcast(self, ready: list[bool], version: int) -> None:
+        """What `broadcast_weights` sends. Responses under way go on with it."""
         del ready
         self._take(built(self.channel).receive(), version)
 

@@ -38,7 +38,7 @@ class InManyBuckets(ActorRolloutRefWorker):
         self.transfers = 0
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def receive_broadcast(self, ready: bool, version: int) -> None:
+    def receive_broadcast(self, ready: list[bool], version: int) -> None:
         self.transfers += 1
         fault = Path(os.environ[FAULT])
         if self.transfers == 3 and not fault.exists():

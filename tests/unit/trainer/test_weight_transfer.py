@@ -38,7 +38,7 @@ def groups(calls: list[tuple[Any, ...]]) -> tuple[Any, Any]:
     return Recording("actor", calls, 4), Recording("rollout", calls, 2)
 
 
-def test_a_broadcast_begins_when_the_actor_is_ready_and_not_before(
+def test_a_broadcast_begins_when_both_sides_are_ready_and_not_before(
     groups: tuple[Any, Any], calls: list[tuple[Any, ...]]
 ) -> None:
     transfer = make_weight_transfer("broadcast", *groups)
@@ -50,13 +50,13 @@ def test_a_broadcast_begins_when_the_actor_is_ready_and_not_before(
     calls.clear()
     transfer.send(7)
     assert [call[:2] for call in calls] == [
-        ("actor", "ready_to_send"),
+        ("actor", "ready_for_weights"),
+        ("rollout", "ready_for_weights"),
         ("actor", "broadcast_weights"),
         ("rollout", "receive_broadcast"),
     ]
-    assert calls[1][2] == WANTED
-    ready, version = calls[2][2:]
-    assert (ready.get(), version) == ("ready_to_send of actor", 7)
+    for call, other, told in ((calls[2], "rollout", WANTED), (calls[3], "actor", 7)):
+        assert (call[2].get(), call[3]) == (f"ready_for_weights of {other}", told)
 
 
 def test_through_the_object_store_go_as_many_buckets_as_were_counted(

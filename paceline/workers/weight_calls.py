@@ -103,8 +103,15 @@ class WeightCalls(RequestCalls):
             self.channel = WeightChannel(self.store, 0, size, device, timeout)
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def broadcast_weights(self, wanted: WantedWeights) -> None:
+    def ready_for_weights(self) -> bool:
+        """Answers when the calls before have ended. Each side waits for the other's answers before it begins: so no
+        collective runs into its time limit, and a rollout that samples beside its calls goes on until then."""
+        return True
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def broadcast_weights(self, ready: list[bool], wanted: WantedWeights) -> None:
         """Send the policy's whole weights to `receive_broadcast`. All ranks gather, the first sends."""
+        del ready
         weights = self.named_policy(adapter=wanted.adapter)
         if self.channel is not None:
             self.channel.send(in_numbers(weights, wanted.dtype), BUCKET_BYTES)
@@ -112,8 +119,9 @@ class WeightCalls(RequestCalls):
             pass
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def receive_broadcast(self, version: int) -> None:
+    def receive_broadcast(self, ready: list[bool], version: int) -> None:
         """What `broadcast_weights` sends. Responses under way go on with it."""
+        del ready
         self._take(built(self.channel).receive(), version)
 
     def _take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int | None) -> None:

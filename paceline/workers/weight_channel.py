@@ -119,20 +119,24 @@ def packed(
 ) -> Iterator[tuple[list[list[Any]], Tensor]]:
     """Copies of the tensors in buckets, each with its contents: [name, dtype, shape, first byte] of every tensor.
 
+    Two buckets take turns: the memory of one is written to again when the one after it was taken.
+
     >>> [contents for contents, _ in packed([("a", torch.zeros(2)), ("b", torch.zeros(3, 1))], bucket_bytes=64)]
     [[['a', 'float32', [2], 0], ['b', 'float32', [3, 1], 16]]]
     """
     contents: list[list[Any]] = []
-    bucket = torch.empty(0, dtype=torch.uint8)
+    bucket, other = (torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2))
     end = 0
     for name, tensor in named_tensors:
         start = -(-end // ALIGNMENT) * ALIGNMENT
-        if contents and start + tensor.nbytes > len(bucket):
+        if contents and start + tensor.nbytes > bucket_bytes:
             yield contents, bucket[:end]
-            contents = []
+            contents, bucket, other = [], other, bucket
         if not contents:
             start = 0
-            bucket = torch.empty(max(bucket_bytes, tensor.nbytes), dtype=torch.uint8, device=device)
+            if len(bucket) < max(bucket_bytes, tensor.nbytes):
+                del bucket
+                bucket = torch.empty(max(bucket_bytes, tensor.nbytes), dtype=torch.uint8, device=device)
         end = start + tensor.nbytes
         _read(bucket, start, tensor.dtype, tensor.shape).copy_(tensor)
         contents.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])

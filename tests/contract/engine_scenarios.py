@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -218,6 +218,10 @@ def full_weights(engine: Engine) -> dict[str, Tensor]:
     return in_main_memory(engine.named_full_weights(), keep=True)
 
 
+def shapes_of(tensors: Iterable[tuple[str, Tensor]]) -> list[tuple[str, list[int], torch.dtype]]:
+    return [(name, list(tensor.shape), tensor.dtype) for name, tensor in tensors]
+
+
 def record_gradients(engine: Engine) -> list[dict[str, Tensor]]:
     """A list that gets the whole gradients of each optimizer step from now on."""
     gradients: list[dict[str, Tensor]] = []
@@ -270,6 +274,7 @@ def weights_out(rank: Rank) -> None:
         # What a forward pass gathered must be given back, or weights and steps would see it.
         engine.infer_batch(rank.shard(make_mini_batch()), micro_batch_size=2)
         rank.seen[f"weights/{name}"] = full_weights(engine)
+        rank.seen[f"weights/{name}/shapes"] = shapes_of(engine.weight_shapes())
         rank.train(engine, steps=1)
         rank.seen[f"weights/{name}/trained"] = full_weights(engine)
 
@@ -419,6 +424,9 @@ def train_adapters(rank: Rank, folder: Path, reference: Path) -> None:
     gradients = record_gradients(engine)
     metrics = rank.train(engine, steps=STEPS_BEFORE_SAVE)
     engine.save(folder / "lora")
+    rank.seen["lora/adapter"] = in_main_memory(engine.named_adapter(), keep=True)
+    shapes = {"adapter": engine.weight_shapes(adapter=True), "merged": engine.weight_shapes()}
+    rank.seen["lora/shapes"] = {name: shapes_of(tensors) for name, tensors in shapes.items()}
     rank.seen["lora/at_save"] = full_weights(engine)
     metrics += rank.train(engine, steps=STEPS - STEPS_BEFORE_SAVE, first=STEPS_BEFORE_SAVE)
     rank.seen["lora/metrics"], rank.seen["lora/gradients"] = metrics, gradients[1]

@@ -38,7 +38,7 @@ class InManyBuckets(ActorRolloutRefWorker):
         self.transfers = 0
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def receive_broadcast(self, version: int) -> None:
+    def receive_broadcast(self, ready: list[bool], version: int) -> None:
         self.transfers += 1
         fault = Path(os.environ[FAULT])
         if self.transfers == 3 and not fault.exists():
@@ -47,7 +47,7 @@ class InManyBuckets(ActorRolloutRefWorker):
                 next(weights)
             fault.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        super().receive_broadcast(version)
+        super().receive_broadcast(ready, version)
 
 
 class ManyBucketsRunner(TaskRunner):

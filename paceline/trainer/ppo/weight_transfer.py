@@ -54,8 +54,9 @@ class BroadcastTransfer(WeightTransfer):
 
     def send(self, version: int) -> DataProtoFuture:
         with joint_calls():
-            self.actor.broadcast_weights(self.wanted)
-            received: DataProtoFuture = self.rollout.receive_broadcast(version)
+            actor_is_ready, rollout_is_ready = self.actor.ready_for_weights(), self.rollout.ready_for_weights()
+            self.actor.broadcast_weights(rollout_is_ready, self.wanted)
+            received: DataProtoFuture = self.rollout.receive_broadcast(actor_is_ready, version)
         return received
 
 

@@ -15,9 +15,7 @@ from paceline.errors import ConfigError
 SPEC = EngineSpec(ModelConfig(path="model"), "causal_lm")
 # For the engines themselves, and for tests; workers do without.
 OWN_NAMES = {"model", "root", "optimizer", "compute_dtype"}
-OWN_MODEL_NAMES = {"strategy", "model_types", "hf_model", "named_full"} | {
-    f"tensor_parallel_{name}" for name in ("group", "rank", "size")
-}
+OWN_MODEL_NAMES = {"strategy", "model_types", "hf_model", "named_full", "row_group", "row_rank", "tensor_parallel_size"}
 
 
 def public_names(cls: type) -> set[str]:
@@ -53,6 +51,7 @@ def test_an_engine_refuses_what_it_does_not_take() -> None:
         (EngineSpec(ModelConfig(path="m", use_torch_compile=True), "value"), "set model.use_torch_compile=False"),
         (EngineSpec(ModelConfig(path="m"), "value", param_offload=True), "set param_offload=False"),
         (EngineSpec(ModelConfig(path="m"), "value", optimizer_offload=True), "optimizer_offload=False"),
+        (EngineSpec(ModelConfig(path="m"), "value", ulysses_sequence_parallel_size=2), "keeps a sequence on one rank"),
     ):
         with pytest.raises(ConfigError, match=message):
             Plain(spec)

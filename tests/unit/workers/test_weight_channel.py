@@ -66,10 +66,10 @@ def test_what_is_received_is_what_was_sent_bit_for_bit_time_after_time() -> None
 @pytest.mark.parametrize("bucket_bytes", [1, 40, 64, 1000, 10_000])
 def test_a_bucket_has_at_most_so_many_bytes_or_one_tensor(bucket_bytes: int) -> None:
     found: Named = []
-    for contents, bucket in packed(some_weights(), bucket_bytes):
+    for contents, bucket in packed([*some_weights(), *some_weights()], bucket_bytes):
         assert len(bucket) <= bucket_bytes or len(contents) == 1
         found += unpacked(contents, lambda count, bucket=bucket: bucket[:count])
-    assert [name for name, _ in found] == [name for name, _ in some_weights()]
+    assert [name for name, _ in found] == 2 * [name for name, _ in some_weights()]
 
 
 class Memory(np.ndarray):

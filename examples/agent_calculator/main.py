@@ -30,15 +30,20 @@ PRESET = (
     "data.max_response_length=36",
     "actor_rollout_ref.rollout.agent.default_agent_loop=tool_agent",
     "actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3",
+    "actor_rollout_ref.model.use_remove_padding=false",  # rows are short, and all about as long
     "actor_rollout_ref.actor.ppo_mini_batch_size=64",
-    "actor_rollout_ref.actor.optim.lr=3e-4",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+    "actor_rollout_ref.actor.optim.lr=1e-3",
+    "actor_rollout_ref.actor.optim.lr_scheduler_type=linear",
     "actor_rollout_ref.rollout.val_kwargs.do_sample=true",
     "algorithm.adv_estimator=gae",
+    "critic.model.use_remove_padding=false",
+    "critic.ppo_micro_batch_size_per_gpu=64",
     "critic.optim.lr=1e-3",
     "trainer.device=cpu",
     "trainer.threads_per_worker=1",
-    "trainer.total_training_steps=25",
-    "trainer.test_freq=5",
+    "trainer.total_training_steps=40",
+    "trainer.test_freq=10",
     "trainer.project_name=agent_calculator",
 )
 

@@ -1,18 +1,19 @@
 """Conversations of several turns: the model, and tools or an environment between its turns.
 
-conversation    tokens of a conversation as they came, and the observations between; limits
-template        the chat template of the tokenizer
-loops           what happens between turns: AgentLoop, single_turn_agent, tool_agent
-environment     an environment as the other side: reset and step
-tools, parsers  what a model may call, and how it says so; calculator is a tool
-runner          all conversations of a process, in one event loop
-link, wire      its connections to the rollout's processes
+conversation       tokens of a conversation as they came, and the observations between; limits
+template           the chat template of the tokenizer
+loops              what happens between turns: AgentLoop, single_turn_agent, tool_agent
+environment_loop   an environment as the other side: reset and step; games has some
+gateway            a program with OpenAI's client as the other side; openai_messages is its protocol
+tools, parsers     what a model may call, and how it says so; calculator, search and mcp_tools are tools
+runner             all conversations of a process, in one event loop
+link, wire         its connections to the rollout's processes
 """
 
 from __future__ import annotations
 
-from paceline.agents.conversation import Conversation, Limits, Sampled, Turn
-from paceline.agents.environment import Environment, EnvironmentLoop
+from paceline.agents.conversation import Conversation, ConversationLimits, Sampled, Turn
+from paceline.agents.environment_loop import Environment, EnvironmentLoop
 from paceline.agents.loops import AgentContext, AgentLoop, AgentRequest, Generate, register_agent_loop
 from paceline.agents.parsers import ToolCall, register_tool_parser
 from paceline.agents.tools import Tool, ToolAnswer
@@ -22,10 +23,10 @@ __all__ = [
     "AgentLoop",
     "AgentRequest",
     "Conversation",
+    "ConversationLimits",
     "Environment",
     "EnvironmentLoop",
     "Generate",
-    "Limits",
     "Sampled",
     "Tool",
     "ToolAnswer",

@@ -22,7 +22,7 @@ FAILED = "error"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ConversationLimits:
     """How long a conversation may become, in tokens and turns; None is no limit."""
 
     prompt_tokens: int
@@ -96,7 +96,7 @@ class Conversation:
     def __init__(
         self,
         template: ChatTemplate,
-        limits: Limits,
+        limits: ConversationLimits,
         messages: str | Sequence[Message],
         prompt_ids: Sequence[int],
         tools: Sequence[Mapping[str, Any]] = (),

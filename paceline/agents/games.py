@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.agents.environment import Environment
+from paceline.agents.environment_loop import Environment
 from paceline.agents.template import Message
 from paceline.errors import PacelineError
 

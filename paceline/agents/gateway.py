@@ -41,7 +41,7 @@ REFUSED = ("stop", "response_format", "functions", "audio", "suffix")
 
 
 @dataclass
-class Served:
+class ServedProgram:
     """A conversation that a program has."""
 
     request: AgentRequest
@@ -97,12 +97,12 @@ class Gateway:
     """The server of a process, on the loopback address; each conversation has a key of its own."""
 
     def __init__(self) -> None:
-        self._served: dict[str, Served] = {}
+        self._served: dict[str, ServedProgram] = {}
         self._starting = asyncio.Lock()
         self._url = ""
 
     @asynccontextmanager
-    async def serving(self, served: Served) -> AsyncIterator[tuple[str, str]]:
+    async def serving(self, served: ServedProgram) -> AsyncIterator[tuple[str, str]]:
         """Address and key of a conversation."""
         async with self._starting:
             if not self._url:
@@ -128,7 +128,7 @@ class Gateway:
         host, port = runner.addresses[0][:2]
         return f"http://{host}:{port}/v1"
 
-    def _of(self, request: web.Request) -> Served | None:
+    def _of(self, request: web.Request) -> ServedProgram | None:
         return self._served.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -211,7 +211,7 @@ class ProgramLoop(AgentLoop):
 
     async def run(self, request: AgentRequest, generate: Generate) -> Conversation:
         conversation = request.begin()
-        served = Served(request, generate, conversation)
+        served = ServedProgram(request, generate, conversation)
         async with self._places, self._gateway.serving(served) as (url, key):
             code, output, said = await self._program(request, {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key})
         if code and not conversation.ended_by:  # a program may well fail when it is told that it may have no turn

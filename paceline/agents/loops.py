@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.agents.conversation import Conversation, Limits, Turn
+from paceline.agents.conversation import Conversation, ConversationLimits, Turn
 from paceline.agents.parsers import ToolParser
 from paceline.agents.template import ChatTemplate, Message
 from paceline.agents.tools import Toolbox
@@ -39,7 +39,7 @@ class AgentContext:
     """What the loops of a process share."""
 
     template: ChatTemplate
-    limits: Limits
+    limits: ConversationLimits
     tools: Toolbox
     parser: ToolParser
     max_parallel_calls: int

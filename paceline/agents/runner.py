@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.agents.conversation import FAILED, Conversation, ConversationRow, Limits, Turn
+from paceline.agents.conversation import FAILED, Conversation, ConversationLimits, ConversationRow, Turn
 from paceline.agents.link import EngineLink, LinkError
 from paceline.agents.loops import LOOPS, AgentContext, AgentLoop, AgentRequest
 from paceline.agents.parsers import PARSERS
@@ -102,7 +102,7 @@ def make_context(
     template: ChatTemplate, multi_turn: MultiTurnConfig, *, prompt_tokens: int, response_tokens: int
 ) -> AgentContext:
     """What the loops of a run share."""
-    limits = Limits(
+    limits = ConversationLimits(
         prompt_tokens,
         response_tokens,
         turn_tokens=multi_turn.max_tokens_per_turn,

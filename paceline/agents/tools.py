@@ -238,9 +238,9 @@ class ConversationTools:
 def _as_answer(value: Any) -> ToolAnswer:
     if isinstance(value, ToolAnswer):
         return value
-    text, *rest = value if isinstance(value, tuple) else (value,)
-    reward, metrics = (*rest, *(0.0, {})[len(rest) :])
-    return ToolAnswer(text if isinstance(text, str) else json.dumps(text), float(reward), dict(metrics))
+    said, *rest = value if isinstance(value, tuple) else (value,)
+    text = said if isinstance(said, str) else json.dumps(said)
+    return ToolAnswer(text, float(rest[0]) if rest else 0.0, dict(rest[1]) if len(rest) > 1 else {})
 
 
 async def called(function: Callable[..., T | Awaitable[T]], *args: Any, **kwargs: Any) -> T:

@@ -6,7 +6,6 @@ import dataclasses
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.config import AnyRunConfig, PPOConfig
@@ -96,10 +95,14 @@ def _rules(hint: object) -> Iterator[object]:
             yield from _rules(member)
 
 
-@cache
+_KNOWN: dict[type[AnyRunConfig], dict[str, Key]] = {}
+
+
 def known_keys(root: type[AnyRunConfig] = PPOConfig) -> dict[str, Key]:
     """All sections and keys of a kind of run by full name."""
-    return {key.name: key for key in walk_keys(root())}
+    if root not in _KNOWN:
+        _KNOWN[root] = {key.name: key for key in walk_keys(root())}
+    return _KNOWN[root]
 
 
 def value_of(config: AnyRunConfig, name: str) -> Any:

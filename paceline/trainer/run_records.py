@@ -38,6 +38,7 @@ PHASE_NAMES = {
     "generate_sequences": "gen",
     "decode_until": "gen",
     "sample": "gen",
+    "serve_agents": "gen",
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
     "compute_values": "values",

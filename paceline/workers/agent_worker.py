@@ -44,7 +44,7 @@ class AgentWorker(Worker):
     def __init__(self, rollout: RolloutConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         super().__init__()
         self._lengths = (data.max_prompt_length, data.max_response_length)
-        self._pad_token_id = int(tokenizer.pad_token_id)  # type: ignore[arg-type]  # the tokenizer was loaded by us
+        self._pad_token_id = int(tokenizer.pad_token_id)
         self._runner = make_runner(rollout, data, tokenizer)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="conversations", daemon=True).start()

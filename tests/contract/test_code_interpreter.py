@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agents.conversation import Conversation, Limits
+from paceline.agents.conversation import Conversation, ConversationLimits
 from paceline.agents.parsers import ToolCall
 from paceline.agents.tools import ConversationTools, Toolbox, read_tools
 from paceline.errors import ConfigError
@@ -29,7 +29,7 @@ def answers(tools: ConversationTools, talk: Conversation, *cells: str) -> list[s
 
 
 def conversation() -> Conversation:
-    return Conversation(chat_template("blocks"), Limits(9, 9), [{"role": "user", "content": "?"}], [5])
+    return Conversation(chat_template("blocks"), ConversationLimits(9, 9), [{"role": "user", "content": "?"}], [5])
 
 
 def test_names_are_those_of_the_conversation_and_what_goes_wrong_costs_a_call(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from paceline.agents.conversation import Conversation, Limits, Sampled
+from paceline.agents.conversation import Conversation, ConversationLimits, Sampled
 from paceline.errors import DataError
 from tests.unit.agents.chats import TEMPLATES, chat_template, random_turn
 
@@ -13,10 +13,10 @@ EOS = 1
 HASH = 3 + 10 + 52 + string.punctuation.index("#")
 LETTERS = [*range(3, 98), *[HASH] * 20]
 """All characters; a # makes one of the templates forget."""
-ROOMY = Limits(200, 200)
+ROOMY = ConversationLimits(200, 200)
 
 
-def begin(name: str, limits: Limits = ROOMY, text: str = "2+3=") -> Conversation:
+def begin(name: str, limits: ConversationLimits = ROOMY, text: str = "2+3=") -> Conversation:
     template = chat_template(name)
     messages = [{"role": "user", "content": text}]
     return Conversation(template, limits, messages, template.encode(template.render(messages)))
@@ -35,7 +35,7 @@ def test_what_trains_is_what_was_sampled_after_what_the_template_writes(name: st
     template = chat_template(name)
     num_splits = 0
     for number in range(1000 // len(TEMPLATES) + 1):
-        limits = Limits(
+        limits = ConversationLimits(
             generator.randint(30, 150),
             generator.randint(10, 120),
             turn_tokens=generator.choice([None, 6]),
@@ -119,12 +119,12 @@ def test_an_observation_at_the_end_is_no_part_of_what_trains() -> None:
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
-        (Limits(200, 28), "response_length"),
-        (Limits(200, 200, assistant_turns=1), "max_assistant_turns"),
-        (Limits(200, 200, user_turns=1), "max_user_turns"),
+        (ConversationLimits(200, 28), "response_length"),
+        (ConversationLimits(200, 200, assistant_turns=1), "max_assistant_turns"),
+        (ConversationLimits(200, 200, user_turns=1), "max_user_turns"),
     ],
 )
-def test_a_limit_ends_it_and_is_named(limits: Limits, reason: str) -> None:
+def test_a_limit_ends_it_and_is_named(limits: ConversationLimits, reason: str) -> None:
     conversation = begin("blocks", limits)
     for _ in range(3):
         say(conversation, "7*")
@@ -136,7 +136,7 @@ def test_a_limit_ends_it_and_is_named(limits: Limits, reason: str) -> None:
 
 
 def test_a_prompt_that_is_too_long_has_no_turn() -> None:
-    conversation = begin("blocks", Limits(5, 200))
+    conversation = begin("blocks", ConversationLimits(5, 200))
     assert (conversation.ended_by, conversation.room, conversation.rows) == ("prompt_length", 0, [])
 
 

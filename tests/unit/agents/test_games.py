@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.agents.conversation import Conversation, Limits, Sampled, Turn
-from paceline.agents.environment import Environment, EnvironmentLoop
+from paceline.agents.conversation import Conversation, ConversationLimits, Sampled, Turn
+from paceline.agents.environment_loop import Environment, EnvironmentLoop
 from paceline.agents.games import GuessTheNumber
 from paceline.agents.loops import AgentContext, AgentRequest
 from paceline.agents.parsers import ToolCall, hermes_calls
@@ -22,7 +22,7 @@ from paceline.errors import DataError, PacelineError
 from tests.unit.agents.chats import chat_template
 
 CONTEXT = AgentContext(
-    chat_template("blocks"), Limits(200, 200), Toolbox([], max_characters=100, side="left"), hermes_calls, 1
+    chat_template("blocks"), ConversationLimits(200, 200), Toolbox([], max_characters=100, side="left"), hermes_calls, 1
 )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agents.conversation import Conversation, Limits
+from paceline.agents.conversation import Conversation, ConversationLimits
 from paceline.agents.parsers import ToolCall
 from paceline.agents.tools import Toolbox, read_tools
 from paceline.errors import ConfigError
@@ -55,7 +55,7 @@ def tool_file(folder: Path, *names: str) -> str:
 
 def test_a_servers_tools_answer_and_its_death_costs_one_call(tmp_path: Path) -> None:
     toolbox = Toolbox(read_tools(tool_file(tmp_path, "double", "fail")), max_characters=200, side="right")
-    talk = Conversation(chat_template("blocks"), Limits(9, 9), [{"role": "user", "content": "?"}], [5])
+    talk = Conversation(chat_template("blocks"), ConversationLimits(9, 9), [{"role": "user", "content": "?"}], [5])
 
     async def ask() -> list[str]:
         tools = toolbox.of({})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.agents.calculator import evaluate
-from paceline.agents.conversation import Conversation, Limits
+from paceline.agents.conversation import Conversation, ConversationLimits
 from paceline.agents.parsers import ToolCall, hermes_calls, json_calls
 from paceline.agents.tools import ToolAnswer, Toolbox, read_tools, truncated
 from paceline.errors import ConfigError
@@ -70,7 +70,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def conversation() -> Conversation:
-    return Conversation(chat_template("blocks"), Limits(9, 9), [{"role": "user", "content": "?"}], [5])
+    return Conversation(chat_template("blocks"), ConversationLimits(9, 9), [{"role": "user", "content": "?"}], [5])
 
 
 def test_what_goes_wrong_in_a_tool_is_its_answer(toolbox: Toolbox) -> None:

@@ -56,7 +56,7 @@ def test_a_key_of_verls_says_what_becomes_of_it(capsys: pytest.CaptureFixture[st
     assert "-> actor_rollout_ref.model.trust_remote_code" in out(capsys, "data.trust_remote_code", code=1)
     assert "-> reward_model.sandbox." in out(capsys, "reward_model.sandbox_fusion.url", code=1)
     assert "has no effect here" in out(capsys, "data.dataloader_num_workers", code=1)
-    assert out(capsys, "mlflow", code=1).startswith("trainer.logger=mlflow is not supported yet; use tensorboard")
+    assert out(capsys, "clearml", code=1).startswith("trainer.logger=clearml is not supported yet; use tensorboard")
     assert "global_profiler.** Has no part while no profiler is on" in out(capsys, "profiler", code=1)
 
 

@@ -1,7 +1,7 @@
 """An environment as the other side of a conversation, in the manner of gymnasium: `reset` and `step`.
 
     - name: guess
-      _target_: paceline.agents.environment.EnvironmentLoop
+      _target_: paceline.agents.environment_loop.EnvironmentLoop
       environment: games.py:GuessTheNumber
 
 in the list of `agent_loop_config_path`, and `default_agent_loop=guess` or a column `agent_name`.

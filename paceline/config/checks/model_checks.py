@@ -93,7 +93,7 @@ def check_backends(cfg: PPOConfig) -> Iterator[str]:
         if not backend.compiles and value_of(cfg, f"{model}.use_torch_compile"):
             yield (
                 f"{model}.use_torch_compile=True: {section}.strategy={strategy} does not compile layers. Set it to "
-                f"False, or {section}.strategy=fsdp2."
+                f"False, or {section}.strategy=local, which has one device."
             )
         dtype = value_of(cfg, f"{model}.compute_dtype")
         if dtype != "float32" and not backend.bfloat16:

@@ -89,7 +89,7 @@ class BackendEntry(NameEntry):
     """It computes in other numbers than float32."""
     offload: bool = True
     """It can keep in main memory what it holds, between calls."""
-    compiles: bool = True
+    compiles: bool = False
     """It can compile the layers of a model."""
     packing: bool = True
     """It takes sequences without padding, one after the other."""
@@ -261,23 +261,21 @@ LOSSES = Catalog(
 BACKENDS = Catalog(
     "strategy",
     {
-        "local": BackendEntry(f"{_BACKENDS}.local_engine", lora=True, many_devices=False),
+        "local": BackendEntry(f"{_BACKENDS}.local_engine", lora=True, compiles=True, many_devices=False),
         "fsdp": BackendEntry(f"{_BACKENDS}.fsdp"),
         "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True, ulysses=True),
         "torchtitan": BackendEntry(
             f"{_BACKENDS}.torchtitan",
             package="torchtitan",
             bfloat16=False,
-            compiles=False,
             packing=False,
             tensor_parallel=True,
         ),
-        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False, compiles=False),
+        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False),
         "megatron": BackendEntry(
             f"{_BACKENDS}.megatron",
             package="megatron",
             bfloat16=False,
-            compiles=False,
             packing=False,
             tensor_parallel=True,
         ),

@@ -59,8 +59,8 @@ class ModelConfig:
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result.
     null: where the model, which is tried at the start, keeps packed sequences apart."""
     use_torch_compile: bool = False
-    """Compile the layers of the model: the first passes take minutes, later ones less time. Changes results by rounding
-    alone. Wants a C++ compiler on a CPU, Triton on a GPU."""
+    """Compile the layers of the model, with strategy=local: the first passes take a minute or more. Changes results by
+    rounding alone. Wants a C++ compiler on a CPU, Triton on a GPU."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of forward and backward passes; weights and optimizer stay float32."""
 

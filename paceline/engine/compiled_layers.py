@@ -26,6 +26,10 @@ class CompiledLayers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         layers = decoder_layers(model)[:-1]
+        if not layers:
+            raise ConfigError(
+                f"{type(model).__name__} names no layers that could be compiled. Set model.use_torch_compile=False."
+            )
         self._compiled = [(layer, _compiled(layer)) for layer in layers]
         AttentionInterface.register(PACKED_SDPA, torch.compiler.disable(_attention))
 

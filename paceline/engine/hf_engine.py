@@ -41,7 +41,6 @@ logger = logging.getLogger(__name__)
 class HfEngine(MicroBatchEngine):
     """A Hugging Face model. Without more than `_distribute`, this rank holds all of it."""
 
-    takes_compile = True
     model: PreTrainedModel
     root: nn.Module
     """What is called: an AnswerModel around `model`, or what the backend wraps around that."""

@@ -110,7 +110,7 @@ def backend_problems(cfg: AnyRunConfig, section: str, model: str, offload: list[
     if not backend.compiles and value_of(cfg, f"{model}.use_torch_compile"):
         yield (
             f"{model}.use_torch_compile=True: {section}.strategy={strategy} does not compile layers. Set it to "
-            f"False, or {section}.strategy=fsdp2."
+            f"False, or {section}.strategy=local, which has one device."
         )
     dtype = value_of(cfg, f"{model}.compute_dtype")
     if dtype != "float32" and not backend.bfloat16:

@@ -135,12 +135,12 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
         ),
         (
             {
-                f"{ACTOR}.strategy": "fsdp2",
+                f"{ACTOR}.strategy": "local",
                 f"{MODEL}.use_torch_compile": True,
-                "critic.strategy": "torchtitan",
+                "critic.strategy": "fsdp2",
                 "critic.model.use_torch_compile": True,
             },
-            "critic.model.use_torch_compile=True: critic.strategy=torchtitan does not compile layers.",
+            "critic.model.use_torch_compile=True: critic.strategy=fsdp2 does not compile layers.",
         ),
         (
             {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 0},

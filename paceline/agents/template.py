@@ -28,9 +28,10 @@ class ChatTemplate:
                 "the tokenizer has no chat template, and a conversation of several turns needs one. Use the tokenizer "
                 "of an instruction-tuned model (actor_rollout_ref.model.tokenizer_path)."
             )
+        given_tools: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
         text = self._tokenizer.apply_chat_template(
             list(messages),
-            **({"tools": [dict(tool) for tool in tools]} if tools else {}),
+            **given_tools,
             add_generation_prompt=True,
             tokenize=False,
             **self._settings,

@@ -99,7 +99,7 @@ def read_config_of(root: type[Root], config: SupervisedSource) -> Reading[Root]:
         return Reading(config, {})
     problems: Problems = {}
     tree = _resolved_tree(config, root(), problems)
-    return Reading(_read_section(tree, root(), "", problems, root), problems)
+    return Reading(_read_section(tree, root(), "", problems, cast(type[AnyRunConfig], root)), problems)
 
 
 def _resolved_tree(config: Config | SupervisedSource, default: AnyRunConfig, problems: Problems) -> dict[str, object]:

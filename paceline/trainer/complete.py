@@ -62,7 +62,7 @@ def complete_supervised(reading: Reading[SupervisedRoot]) -> SupervisedRoot:
 
 def with_run_dir(cfg: Root) -> Root:
     """With the run's folder, absolute, because the TaskRunner may run in another one."""
-    trainer = cfg.trainer
+    trainer: Any = cfg.trainer  # of the kind of run that Root is
     run_dir = trainer.default_local_dir or os.path.abspath(
         default_run_dir(trainer.project_name, trainer.experiment_name)
     )

@@ -163,6 +163,10 @@ class SupervisedTrainer:
             if resumed is not None:
                 self.global_step = resumed.step
                 logger.info("resumed from %s at step %d of %d", resumed.folder, resumed.step, self.total_training_steps)
+                if resumed.step >= self.total_training_steps:
+                    logger.warning(
+                        "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
+                    )
             continues = resumed is not None and resumed.is_own and not trainer.val_only
             role = role_name(Role.Actor)
             self.log = RunRecords(
@@ -257,7 +261,7 @@ class SupervisedTrainer:
         return self.objective.summarise(self.cfg, measured)
 
     def _write_model(self) -> None:
-        """The model of the last step as a Hugging Face folder; a run that was complete before has it already."""
+        """The model of the last step as a Hugging Face folder."""
         folder = self.run_dir / MODEL_FOLDER
         with self.log.phase("write_model"), replacing_folder(folder) as temporary:
             self.workers.export_model(str(temporary.resolve())).get()
@@ -292,4 +296,5 @@ class SupervisedTrainer:
 
 def _loader(rows: TextRows[Any], batch_size: int, seed: int, *, shuffle: bool, drop_last: bool) -> PromptLoader:
     dataset: Any = rows
-    return PromptLoader(dataset, batch_size, shuffle, seed, drop_last=drop_last, collate=rows.collate)
+    collate: Any = rows.collate  # of rows of this kind
+    return PromptLoader(dataset, batch_size, shuffle, seed, drop_last=drop_last, collate=collate)

@@ -167,7 +167,7 @@ class _Session:
         ]
         if known := [request.id for request in requests if request.id in self._peer_of]:
             raise PacelineError(f"agent {peer.agent} asked twice for {known[:10]}.")
-        self._peer_of |= {request.id: peer for request in requests}
+        self._peer_of |= {one.id: peer for one in wanted}
         if not self._is_admitted:
             self._first += [(one.order, request) for one, request in zip(wanted, requests, strict=True)]
             self._silent.discard(peer.agent)

@@ -33,6 +33,7 @@ def command(name: str, config: dict[str, Any]) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_says_what_it_made(material: Path, tmp_path: Path) -> None:
     config = text_config(material, tmp_path / "run", trainer__test_freq=2, trainer__total_training_steps=2)
     said = command("sft", config)

@@ -343,7 +343,8 @@ def _reward_problems(
 def login_problems(cfg: AnyRunConfig) -> Iterator[str]:
     """wandb and swanlab without a login ask for one in a process that has no terminal."""
     runtime_env = cfg.ray_kwargs.ray_init.get("runtime_env") or {}
-    variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
+    given = runtime_env.get("env_vars") if isinstance(runtime_env, Mapping) else None
+    variables = {**os.environ, **(given if isinstance(given, Mapping) else {})}
     if cfg.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
         return  # the run's process may be on another machine
     if "wandb" in cfg.trainer.logger and not _is_local(variables, "WANDB", ("offline", "disabled", "dryrun")):

@@ -118,6 +118,7 @@ class SupervisedTrainer:
             device=device,
             cpus_per_device=trainer.cpus_per_device,
             threads_per_worker=trainer.threads_per_worker,
+            wait_for_nodes_seconds=trainer.wait_for_nodes_seconds,
         )
         run = RunContext(
             seed=trainer.seed,

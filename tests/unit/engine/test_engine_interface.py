@@ -15,7 +15,16 @@ from paceline.errors import ConfigError
 SPEC = EngineSpec(ModelConfig(path="model"), "causal_lm")
 # For the engines themselves, and for tests; workers do without.
 OWN_NAMES = {"model", "root", "optimizer", "compute_dtype"}
-OWN_MODEL_NAMES = {"strategy", "model_types", "hf_model", "named_full", "row_group", "row_rank", "tensor_parallel_size"}
+OWN_MODEL_NAMES = {
+    "strategy",
+    "model_types",
+    "hf_model",
+    "named_full",
+    "row_group",
+    "row_rank",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+}
 
 
 def public_names(cls: type) -> set[str]:

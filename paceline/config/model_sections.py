@@ -101,8 +101,8 @@ class MegatronConfig(TensorParallelConfig):
     """How Megatron divides a model, where that is the strategy."""
 
     pipeline_model_parallel_size: Count = 1
-    """Stages that hold the layers of one model one behind the other, >= 1, each on tensor_model_parallel_size devices.
-    Divides the layers. Saves memory alone: one stage computes at a time."""
+    """Devices that hold the layers of one model one behind the other, >= 1. Divides the layers and the devices of the
+    pool. Not yet with tensor_model_parallel_size. Saves memory alone: one computes at a time."""
 
 
 @dataclass(frozen=True)

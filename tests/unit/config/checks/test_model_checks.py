@@ -115,7 +115,7 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
                 f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
                 **TWO,
             },
-            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 times {ACTOR}.megatron.tensor_model_parallel_size=2 does",
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 with {ACTOR}.megatron.tensor_model_parallel_size=2",
         ),
         (
             {

@@ -140,8 +140,9 @@ def test_what_they_can_not_do_is_refused(
     assert problem.startswith(message)
 
 
-def test_every_backend_offloads_and_recomputes(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_every_backend_recomputes_and_all_but_one_offload(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     changes = {"critic.model.enable_gradient_checkpointing": True, "critic.model.fsdp_config.param_offload": True}
     for name in BACKENDS.built_in:
-        assert not problems(good, {"critic.strategy": name, **changes})
+        found = problems(good, {"critic.strategy": name, **changes})
+        assert ["does not offload" in problem for problem in found] == ([True] if name == "torchtitan" else [])

@@ -268,6 +268,7 @@ BACKENDS = Catalog(
             f"{_BACKENDS}.torchtitan",
             package="torchtitan",
             bfloat16=False,
+            offload=False,
             packing=False,
             tensor_parallel=True,
         ),

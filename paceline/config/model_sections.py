@@ -83,7 +83,7 @@ class FrozenFsdpConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig(FrozenFsdpConfig):
-    """Where a model and its optimizer are while others work, with every training backend."""
+    """Where a model and its optimizer are while others work, with every training backend but torchtitan."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in main memory between updates. On a CPU it is there anyway."""
@@ -102,8 +102,8 @@ class MegatronConfig(TensorParallelConfig):
     """How Megatron divides a model, where that is the strategy."""
 
     pipeline_model_parallel_size: Count = 1
-    """Stages that hold the layers of one model one behind the other, >= 1, each on tensor_model_parallel_size devices.
-    Divides the layers. Saves memory alone: one stage computes at a time."""
+    """Devices that hold the layers of one model one behind the other, >= 1. Divides the layers and the devices of the
+    pool. Not yet with tensor_model_parallel_size. Saves memory alone: one computes at a time."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,6 @@ OPTIONAL = {
             (2, 2, 1, "llama"),
             (2, 1, 2, "qwen2"),
             (2, 1, 2, "qwen3"),
-            (4, 2, 2, "llama"),
         ]
     ],
     "torchtitan": [

@@ -109,8 +109,8 @@ def _offload_policy(asked: Asked) -> Outcome:
 
 
 def _backend_offload(asked: Asked) -> Outcome:
-    """Becomes fsdp_config.param_offload and optimizer_offload, which all backends take; gradients are there during an
-    update alone. Has no part where another backend trains."""
+    """Becomes fsdp_config.param_offload and optimizer_offload, which all backends but torchtitan take; gradients are
+    there during an update alone. Has no part where another backend trains."""
     if not is_on(asked.value):
         return Taken("weights stay on the device unless fsdp_config.param_offload says otherwise")
     role, backend, name = _role(asked.key), *asked.key.split(".")[-2:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,6 +127,11 @@ class Runner:
         self._listed = read_loops(agent.agent_loop_config_path)
         self._loops: dict[str, AgentLoop] = {}
         self._loop_named(self._default)
+
+    def check(self, names: Iterable[object]) -> None:
+        """Raise a ConfigError for a loop that a row names and that can't be made; others have the default."""
+        for name in sorted({str(name) for name in names if name}):
+            self._loop_named(name)
 
     def _loop_named(self, name: str) -> AgentLoop:
         if name not in self._loops:

@@ -58,13 +58,14 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     except PacelineError as error:
         raise together([*problems, error]) from error
     largest = -1
-    agents = list(_agent_problems(cfg, tokenizer))
+    agents = list(_agent_problems(cfg, tokenizer, {}))
     problems += agents
     if reads_data and not agents:  # tools stand in the prompts
         with quiet_reading():
             datasets, found = _read_data(cfg, tokenizer)
             problems += found
             problems += _reward_problems(cfg, tokenizer, datasets)
+            problems += _agent_problems(cfg, tokenizer, datasets)
         largest = max((dataset.largest_token() for dataset in datasets.values()), default=-1)
     setting = "actor_rollout_ref.model.tokenizer_path"
     where = str(model.tokenizer_path or model.path)
@@ -250,8 +251,10 @@ def vocabulary_problems(
 # --------------------------------------------------------------------------------------------- prompts and rewards
 
 
-def _agent_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[PacelineError]:
-    """Tools and agent loops that can't be made."""
+def _agent_problems(
+    cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, datasets: dict[str, RLHFDataset]
+) -> Iterator[PacelineError]:
+    """Tools and agent loops that can't be made, those that rows name among them."""
     from paceline.config.derived import uses_agents
 
     if not uses_agents(cfg):
@@ -259,7 +262,9 @@ def _agent_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Itera
     from paceline.workers.agent_worker import make_runner
 
     try:
-        make_runner(cfg.actor_rollout_ref.rollout, cfg.data, tokenizer)
+        runner = make_runner(cfg.actor_rollout_ref.rollout, cfg.data, tokenizer)
+        for dataset in datasets.values():
+            runner.check(dataset.column("agent_name"))
     except PacelineError as error:
         yield error
 

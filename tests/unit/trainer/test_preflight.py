@@ -226,3 +226,22 @@ def test_a_dry_run_by_the_command_reads_the_data_too(
     assert "No scorer for data_source 'who/knows'" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+AGENTS = "actor_rollout_ref__rollout__"
+
+
+def test_agents_that_can_not_be_made_are_told_with_the_rows_that_name_them(material: Path, tmp_path: Path) -> None:
+    on = {f"{AGENTS}multi_turn__enable": True}
+    rows = rows_file(tmp_path / "rows.parquet", {"agent_name": "tool_agent"}, {"agent_name": "tool_agnt"})
+    said = problem(material, ConfigError, data__train_files=rows, **on)
+    assert "'tool_agnt' is not known; did you mean tool_agent?" in said
+    tools = tmp_path / "tools.yaml"
+    tools.write_text("tools: [{class_name: no.such.Tool}]")
+    said = problem(material, ConfigError, **on, **{f"{AGENTS}multi_turn__tool_config_path": str(tools)})
+    assert "tools[0].class_name=no.such.Tool: ModuleNotFoundError" in said
+    loops = tmp_path / "loops.yaml"
+    loops.write_text("- {name: x, _target_: paceline.agents.tools.Tool}")
+    own = {"agent__agent_loop_config_path": str(loops), "agent__default_agent_loop": "x"}
+    said = problem(material, ConfigError, **{f"{AGENTS}{name}": value for name, value in own.items()})
+    assert "the loop x can't be made of _target_=paceline.agents.tools.Tool" in said

@@ -96,9 +96,13 @@ def _rules(hint: object) -> Iterator[object]:
             yield from _rules(member)
 
 
-@cache
 def known_keys(root: type[AnyRunConfig] = PPOConfig) -> dict[str, Key]:
     """All sections and keys of a kind of run by full name."""
+    return _keys_of(root)
+
+
+@cache
+def _keys_of(root: Any) -> dict[str, Key]:
     return {key.name: key for key in walk_keys(root())}
 
 

@@ -119,7 +119,8 @@ def _resuming(cfg: AnyRunConfig) -> AnyRunConfig:
     """The configuration of the next attempt: it goes on from the run's own checkpoints if there are any."""
     if not _has_checkpoint(cfg):
         return cfg
-    return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
+    trainer: Any = dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None)
+    return dataclasses.replace(cfg, trainer=trainer)
 
 
 def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:

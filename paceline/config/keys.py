@@ -98,7 +98,8 @@ def _rules(hint: object) -> Iterator[object]:
 
 def known_keys(root: type[AnyRunConfig] = PPOConfig) -> dict[str, Key]:
     """All sections and keys of a kind of run by full name."""
-    return _keys_of(root)
+    hashable: Any = root
+    return _keys_of(hashable)
 
 
 @cache

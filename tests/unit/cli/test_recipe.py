@@ -51,7 +51,7 @@ def test_a_stage_that_fails_ends_the_recipe(tmp_path: Path, capfd: pytest.Captur
     chain = recipe.Recipe("chain", "", [["recipe", "list"], ["recipe", "show", "nothing"], ["recipe", "list"]], {})
     assert recipe.run(chain, tmp_path, short=False) == 2
     said = capfd.readouterr()
-    assert said.out.count("sums ") == 1
+    assert said.out.count("\nsums ") == 1
     assert "there is no recipe 'nothing'" in said.err
     assert "stage 2, paceline recipe, ended with code 2" in said.err
     assert recipe.run(recipe.Recipe("short", "", chain.stages[:1], {}), tmp_path, short=False) == 0

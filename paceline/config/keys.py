@@ -95,14 +95,15 @@ def _rules(hint: object) -> Iterator[object]:
             yield from _rules(member)
 
 
-_KNOWN: dict[type[AnyRunConfig], dict[str, Key]] = {}
-
-
 def known_keys(root: type[AnyRunConfig] = PPOConfig) -> dict[str, Key]:
     """All sections and keys of a kind of run by full name."""
-    if root not in _KNOWN:
-        _KNOWN[root] = {key.name: key for key in walk_keys(root())}
-    return _KNOWN[root]
+    hashable: Any = root
+    return _keys_of(hashable)
+
+
+@cache
+def _keys_of(root: Any) -> dict[str, Key]:
+    return {key.name: key for key in walk_keys(root())}
 
 
 def value_of(config: AnyRunConfig, name: str) -> Any:

@@ -66,7 +66,8 @@ def with_run_dir(cfg: Root) -> Root:
     run_dir = trainer.default_local_dir or os.path.abspath(
         default_run_dir(trainer.project_name, trainer.experiment_name)
     )
-    return dataclasses.replace(cfg, trainer=dataclasses.replace(trainer, default_local_dir=run_dir))
+    changed: Any = dataclasses.replace(trainer, default_local_dir=run_dir)
+    return dataclasses.replace(cfg, trainer=changed)
 
 
 def with_device(cfg: PPOConfig) -> PPOConfig:

@@ -296,6 +296,5 @@ class SupervisedTrainer:
 
 
 def _loader(rows: TextRows[Any], batch_size: int, seed: int, *, shuffle: bool, drop_last: bool) -> PromptLoader:
-    dataset: Any = rows
-    collate: Any = rows.collate  # of rows of this kind
-    return PromptLoader(dataset, batch_size, shuffle, seed, drop_last=drop_last, collate=collate)
+    dataset: Any = rows  # whose items are no dicts, as those of prompts are
+    return PromptLoader(dataset, batch_size, shuffle, seed, drop_last=drop_last, collate=dataset.collate)

@@ -96,7 +96,8 @@ class SupervisedWorker(RoleWorker, Generic[Supervised]):
         rows = data.micro_batch_size_per_gpu
         dynamic = by_tokens(data.use_dynamic_bsz, rows, otherwise=True)
         sizes = micro_batches(dynamic, rows, data.max_token_len_per_gpu, usual_rows=usual_rows)
-        return {**sizes, "rows_per_group": self.sequences_per_row}
+        # An engine of a user's own need not know the word where nothing is compared.
+        return {**sizes, "rows_per_group": self.sequences_per_row} if self.sequences_per_row > 1 else sizes
 
     def sequences_of(self, data: DataProto) -> DataProto:
         """A row for each sequence, those of one row one under another; the counts of mini-batches follow."""

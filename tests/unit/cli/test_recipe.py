@@ -47,6 +47,17 @@ def test_the_material_is_the_same_at_every_time(tmp_path: Path) -> None:
     assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
 
 
+def test_a_stage_that_fails_ends_the_recipe(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    chain = recipe.Recipe("chain", "", [["recipe", "list"], ["recipe", "show", "nothing"], ["recipe", "list"]], {})
+    assert recipe.run(chain, tmp_path, short=False) == 2
+    said = capfd.readouterr()
+    assert said.out.count("\nsums ") == 1
+    assert "there is no recipe 'nothing'" in said.err
+    assert "stage 2, paceline recipe, ended with code 2" in said.err
+    assert recipe.run(recipe.Recipe("short", "", chain.stages[:1], {}), tmp_path, short=False) == 0
+    assert "recipe short: complete" in capfd.readouterr().out
+
+
 def test_list_and_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert recipe.main(["list"]) == 0
     assert "sums" in capsys.readouterr().out

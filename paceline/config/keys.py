@@ -6,6 +6,7 @@ import dataclasses
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.config import AnyRunConfig, PPOConfig

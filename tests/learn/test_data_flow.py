@@ -157,12 +157,14 @@ def test_every_phase_gets_no_column_that_it_does_not_declare(flows: list[Flow]) 
 
 OF_REQUESTS = ("is_finished", "request_id")
 """Columns of requests that come one by one: `tests/unit/workers/test_request_calls.py`."""
+OF_CONVERSATIONS = ("turn_scores", "conversation", "conversation_info", "agent_name")
+"""Columns where agents have conversations: `tests/unit/trainer/test_conversations.py`."""
 
 
 def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
     read = {(name, phase) for flow in flows for phase, columns in flow.read.items() for name in columns}
     for name, column in COLUMNS.items():
-        if name in OF_REQUESTS:
+        if name in OF_REQUESTS + OF_CONVERSATIONS:
             continue
         for phase in column.consumers:
             if phase != "score" and name != "token_level_rewards":  # what passes inside of a phase of the driver
@@ -172,7 +174,7 @@ def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
 def test_every_column_is_written_by_its_producer(flows: list[Flow]) -> None:
     written = {(name, phase) for flow in flows for phase, columns in flow.written.items() for name in columns}
     for name, column in COLUMNS.items():
-        if name in OF_REQUESTS:
+        if name in OF_REQUESTS + OF_CONVERSATIONS:
             continue
         if column.producer != "RLHFDataset":
             assert (name, column.producer) in written

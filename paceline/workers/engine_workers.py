@@ -6,7 +6,7 @@ model. Every method returns a future. Inputs are read only; outputs are new colu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import cast
 
@@ -44,9 +44,7 @@ from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, with_mea
 from paceline.workers.request_calls import RequestCalls
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method
-
-BUCKET_BYTES = 256 * 2**20
-"""Large enough that calls cost nothing beside it, small enough that a rank never holds much of the model twice."""
+from paceline.workers.weight_sync import WeightSync, in_buckets, packed
 
 
 def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
@@ -71,7 +69,8 @@ class ActorRolloutRefWorker(RequestCalls):
         self.rollout_is_stale = False
         self.version = 0
         """Of the policy: the number of steps whose update of the actor it contains."""
-        self.outgoing: Iterator[dict[str, torch.Tensor]] = iter(())
+        self.outgoing: Iterator[DataProto] = iter(())
+        self.weight_sync: WeightSync | None = None
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -108,6 +107,7 @@ class ActorRolloutRefWorker(RequestCalls):
             if config.rollout.tensor_model_parallel_size > 1:  # these ranks share engines, and may have no actor
                 ensure_process_group(self.run.device, self.run.collective_timeout_seconds)
             self.rollout = self._build_rollout()
+            self.weight_sync = WeightSync(self.rollout, config.rollout.on_weight_mismatch)
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
 
     def _build_rollout(self) -> RolloutEngine:
@@ -141,6 +141,7 @@ class ActorRolloutRefWorker(RequestCalls):
         self.rollout_is_stale = self.is_rollout and not self._samples_from_actor
         if self.is_rollout and self._samples_from_actor:
             built(self.rollout).weights_changed(self.version, self.kv_cache)
+            built(self.weight_sync).say_shared()
 
     @property
     def _samples_from_actor(self) -> bool:
@@ -152,11 +153,13 @@ class ActorRolloutRefWorker(RequestCalls):
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """One response per row, sampled as `meta_info["sampling"]` says with the row's own seed.
 
-        With `meta_info["with_versions"]` there is the column `policy_versions`.
+        With `meta_info["with_versions"]` there is the column `policy_versions`. `meta_info["version"]` is that of the
+        weights that the driver counts on.
         """
         rollout = built(self.rollout)
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
         with self.rollout_on_device():
+            built(self.weight_sync).require_version(prompts.meta_info.get("version"))
             completions = rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         rollout.sleep()
         return to_batch(
@@ -169,9 +172,14 @@ class ActorRolloutRefWorker(RequestCalls):
 
     @contextmanager
     def rollout_on_device(self) -> Iterator[None]:
-        rollout = built(self.rollout)
         if self.rollout_is_stale:
-            rollout.update_weights(built(self.actor).named_full_weights(), self.version, self.kv_cache)
+            actor = built(self.actor)
+            built(self.weight_sync).bring(
+                actor.named_full_weights,
+                self.version,
+                self.kv_cache,
+                any_rank=lambda found: actor.sum_over_ranks(float(found)) > 0,
+            )
             self.rollout_is_stale = False
         # The actor's own module may be offloaded.
         with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
@@ -193,15 +201,14 @@ class ActorRolloutRefWorker(RequestCalls):
     def send_weights(self, bucket: int) -> DataProto:
         """One part of the policy's whole weights, for a rollout in other processes. Parts are asked for in order."""
         if bucket == 0:
-            self.outgoing = in_buckets(built(self.actor).named_full_weights())
-        return DataProto(meta_info={"weights": next(self.outgoing)})
+            self.outgoing = packed(built(self.actor).named_full_weights(), self.version)
+        return next(self.outgoing)
 
     @role_method(Dispatch.ONE_TO_ALL)
     def receive_weights(self, *buckets: DataProto, version: int | None = None) -> None:
         """All parts that the actor sent. Responses under way go on with them."""
         self.check_sampling()
-        weights = (item for bucket in buckets for item in bucket.meta_info["weights"].items())
-        built(self.rollout).update_weights(weights, version, self.kv_cache)
+        built(self.weight_sync).receive(buckets, version, self.kv_cache)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -354,26 +361,3 @@ class TrainingWorker(RoleWorker):
                 usual_rows=UPDATE_ROWS,
             ),
         )
-
-
-def in_buckets(
-    named_tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int | None = None
-) -> Iterator[dict[str, torch.Tensor]]:
-    """The policy's weights in parts, for a rollout in other processes.
-
-    In their order, in dictionaries of at most `max_bytes` (BUCKET_BYTES); a larger one is alone.
-
-    >>> from torch import zeros
-    >>> [list(bucket) for bucket in in_buckets([("a", zeros(2)), ("b", zeros(2)), ("c", zeros(9))], max_bytes=16)]
-    [['a', 'b'], ['c']]
-    """
-    max_bytes = max_bytes or BUCKET_BYTES
-    bucket: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in named_tensors:
-        if bucket and size + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = tensor
-        size += tensor.nbytes
-    yield bucket

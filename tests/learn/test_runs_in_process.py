@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from paceline.config import ActorConfig
-from paceline.errors import CheckpointError, ConfigError, DataError, RewardError, UnknownDataSourceError
+from paceline.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RewardError,
+    UnknownDataSourceError,
+    WeightMismatchError,
+)
+from paceline.rollout.native import NativeRollout
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
@@ -21,7 +31,7 @@ from paceline.trainer.ppo import run_lock as run_lock_module
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
 from paceline.trainer.ppo.worker_groups import count_optimizer_steps
-from paceline.workers import engine_workers
+from paceline.workers import weight_sync
 from tests.in_process import build_in_process, train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
 
@@ -87,6 +97,7 @@ def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
     assert results(tmp_path) == results(whole)
 
 
+NORM = "model.norm.weight"
 APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
 
 
@@ -94,12 +105,29 @@ APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1
 def test_a_rollout_on_a_pool_of_its_own_gives_the_same_numbers_and_resumes(
     material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_workers, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 4096)
     trainer = build_in_process(config(material, tmp_path, **APART))
     assert trainer.num_weight_buckets > 3
     crash_in(trainer, "generate", 4, monkeypatch)
     train_in_process(config(material, tmp_path, **APART))
     assert results(tmp_path) == results(whole)
+
+
+def test_a_rollout_that_lacks_weights_ends_the_run_in_the_step_it_happens(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, times = NativeRollout.load_weights, []
+
+    def skip_norm(engine: NativeRollout, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        times.append(1)
+        kept = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+        came = dict(named)
+        load(engine, (came | {NORM: kept[NORM]} if len(times) == 4 else came).items())
+
+    monkeypatch.setattr(NativeRollout, "load_weights", skip_norm)
+    with pytest.raises(WeightMismatchError, match=rf"version 3: 1 of \d+ differ, {NORM}"):  # of steps 2, 3 and 4
+        train_in_process(config(material, tmp_path, **APART))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
 
 
 def test_the_critics_devices_generate_their_share_with_the_same_weights(material: Path, tmp_path: Path) -> None:

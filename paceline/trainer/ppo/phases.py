@@ -110,14 +110,19 @@ class Phases:
     def issue_rollout(self, step: Step) -> None:
         """Let the weights of `step.version` sample its responses, perhaps ahead of its turn."""
         with self.log.calls_of(step.number, step.version):
-            step.responses = self.generate(step.requests)
-            step.greedy = self.generate_greedy(step.requests)
+            step.responses = self.generate(step.requests, version=step.version)
+            step.greedy = self.generate_greedy(step.requests, step.version)
 
     def generate(
-        self, requests: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None
+        self,
+        requests: DataProto,
+        sampling: RolloutConfig | ValSamplingConfig | None = None,
+        *,
+        version: int,
     ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs."""
+        """Responses to the requests, with their log-probs, by the weights of this version."""
         self.set_sampling(requests, sampling)
+        requests.meta_info["version"] = version
         groups = self.groups.generating
         shares = share_out(len(requests), [group.world_size for group in groups])
         parts = [
@@ -137,12 +142,12 @@ class Phases:
             "ignore_eos": rollout.ignore_eos,
         }
 
-    def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
+    def generate_greedy(self, requests: DataProto, version: int) -> DataProtoFuture | None:
         """The most likely response to each prompt, if ReMax wants it for a baseline."""
         if not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
             return None
         rollout = self.cfg.actor_rollout_ref.rollout
-        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False))
+        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False), version=version)
 
     def take_responses(self, step: Step) -> None:
         """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
@@ -174,7 +179,7 @@ class Phases:
         step.add(draw)
         version = self.schedule.version
         with self.log.calls_of(step.number, version):
-            responses = self.generate(requests)
+            responses = self.generate(requests, version=version)
         return labels.union(with_versions(responses.get(), version))
 
     def compute_old_log_probs(self, batch: DataProto) -> DataProtoFuture:

@@ -193,8 +193,7 @@ class RayPPOTrainer(Phases, KnownNames):
     def _send_first_weights(self) -> None:
         """After the models were loaded, perhaps from a checkpoint."""
         version = self.schedule.version
-        if self.cfg.trainer.schedule.name == "streaming":  # where each token carries its version
-            self.actor_rollout_wg.set_version(version)
+        self.actor_rollout_wg.set_version(version)
         self.send_weights(version)
 
     def init_workers(self) -> None:
@@ -377,7 +376,7 @@ class RayPPOTrainer(Phases, KnownNames):
         with self.log.validating(len(self.val_dataloader.dataset)):
             return validate(
                 self.val_dataloader,
-                lambda requests: self.generate(requests, sampling),
+                lambda requests: self.generate(requests, sampling, version=self.schedule.version),
                 lambda batch: self.grade(batch, validation=True),
                 self.log,
                 n=sampling.n,

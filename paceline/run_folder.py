@@ -3,6 +3,7 @@
     <run>/
       config.yaml  environment.json  status.json  metrics.jsonl  timeline.json  ledger.jsonl
       samples/     logs/             tensorboard/ wandb_run_id.txt
+      records/     alarms.jsonl      bundles of the flight recorder; steps that were far from the run
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
       checkpoints/
@@ -24,12 +25,14 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 TIMELINE_FILE = "timeline.json"
 LEDGER_FILE = "ledger.jsonl"
+ALARMS_FILE = "alarms.jsonl"
 WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 LOCK_FILE = ".lock"
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
 SAMPLES_FOLDER = "samples"
 LOGS_FOLDER = "logs"
+RECORDS_FOLDER = "records"
 TENSORBOARD_FOLDER = "tensorboard"
 VALIDATION_FOLDER = "validation"
 CHECKPOINTS_FOLDER = "checkpoints"

@@ -19,6 +19,7 @@ COMMANDS = {
     "import-verl": "turn a launch script of verl's into a command of ours, and say what became of its keys",
     "export": "write the policy or the critic of a run as a Hugging Face folder, LoRA merged, and check it",
     "report": "make a page of one run, or of several to compare them",
+    "replay": "make a recorded step again, without Ray, and compare it with the record",
     "rollout": "sample from a model or a checkpoint, and score the responses",
     "eval": "measure a model or a checkpoint on prepared data: accuracy, pass@k, majority",
 }

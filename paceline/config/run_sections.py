@@ -319,6 +319,9 @@ class TrainerConfig:
     """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
     validation_data_dir: LocalPath | None = None
     """The same for the responses of every validation."""
+    record: str | list[int] = "never"
+    """Which steps the flight recorder keeps whole, for `paceline replay`: never, every, a list of steps such as [1,50],
+    or on_anomaly: those that are far from the run, with what leads to them."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """NaN or infinity in log-probs, values, scores or advantages: stop ends the run; skip leaves the step out, so that
     it updates nothing. In a loss or gradient: skip leaves that optimizer step of that role out. Metrics count both."""

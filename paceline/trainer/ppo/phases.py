@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from paceline.algorithms.advantages import estimator_needs
@@ -41,6 +42,7 @@ from paceline.trainer.ppo.old_log_probs import (
     update_has_log_probs,
 )
 from paceline.trainer.ppo.policy_versions import staleness_metrics, with_versions
+from paceline.trainer.ppo.recorder import Recorder
 from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.saving import Checkpoints
@@ -55,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 ANSWERS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
+ROW = "row"
+"""The number of a row in its batch, while a recorded step is dealt."""
 COMPARED = "has_both_log_probs"
 """Of a batch whose old log-probs are not the rollout's own, so that the two can be compared."""
 
@@ -74,6 +78,7 @@ class Phases:
     kl_ctrl: KLController
     correction: RolloutCorrection
     log: RunLog
+    recorder: Recorder
     checkpoints: Checkpoints
     use_critic: bool
     use_reference: bool
@@ -325,7 +330,9 @@ class Phases:
             return None
         columns = [*MODEL_INPUTS, "values", "returns", *self._present(step, "loss_mask")]
         dealt = self._deal(step, columns, critic_config(self.cfg), self.critic_wg)
-        return self._issued(self.critic_wg.update_critic(dealt), is_update=True)
+        update = self._issued(self.critic_wg.update_critic(dealt), is_update=True)
+        self.recorder.note_update(step, "critic", self.critic_wg)
+        return update
 
     def update_actor(self, step: Step) -> DataProtoFuture | None:
         """Improve the policy, also where it generates; not while the critic warms up."""
@@ -349,6 +356,7 @@ class Phases:
         if self.rollout_wg is None:
             self.rollouts.before_new_weights()
         update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        self.recorder.note_update(step, "actor", self.actor_rollout_wg)
         if self.rollout_wg is not None:
             self.rollouts.before_new_weights()
         self.send_weights(self.schedule.version + 1)
@@ -401,7 +409,9 @@ class Phases:
     ) -> DataProto:
         mini_batch_size, passes = update_sizes(section)
         batch = step.batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
-        return deal_mini_batches(
+        if step.recorded is not None:
+            batch = batch.union(DataProto.from_dict({ROW: torch.arange(len(batch))}))
+        dealt = deal_mini_batches(
             batch if step.rows_to_train is None else batch[step.rows_to_train],
             rows_per_mini_batch=mini_batch_size * self.cfg.actor_rollout_ref.rollout.n,
             num_shards=group.world_size,
@@ -410,3 +420,7 @@ class Phases:
             balance=self.cfg.trainer.balance_batch,
             columns_of=columns_of,
         )
+        if step.recorded is not None:
+            role = "critic" if group is self.critic_wg else "actor"
+            step.order[role] = dealt.pop(batch_keys=[ROW]).batch[ROW]
+        return dealt

@@ -40,6 +40,7 @@ from paceline.trainer.ppo.known_names import KnownNames, readable_config
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
 from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
+from paceline.trainer.ppo.recorder import Recorder
 from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
 from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
@@ -163,6 +164,8 @@ class RayPPOTrainer(Phases, KnownNames):
         self._stop_file = self.run_dir / STOP_FILE
         self._stopping = False
         self._open: Step | None = None
+        self._taken: Step | None = None
+        self._foreign: Path | None = None
         self._name_groups()
 
     def _make_rollouts(self) -> RolloutsAhead | StreamedRollouts:
@@ -250,6 +253,8 @@ class RayPPOTrainer(Phases, KnownNames):
                 running_calls=self.ray_worker_group_cls.running_calls,
             )
             with closing(self.log):
+                self._foreign = resumed.folder if resumed is not None and not resumed.is_own else None
+                self.recorder = Recorder(self.cfg, self.records_dir, self.checkpoints, self._facts(), self.global_step)
                 try:
                     self._open_ledger(continues, resumed)
                     begins = trainer.val_before_train and self.global_step == 0
@@ -257,7 +262,7 @@ class RayPPOTrainer(Phases, KnownNames):
                         self.log.write_validation(self.validate())
                     yield
                 except Exception as error:
-                    self._save_what_is_complete()
+                    self._save_what_is_complete(error)
                     self.log.end("failed", error)
                     raise
                 self.log.end("stopped" if self._stopping else "finished")
@@ -288,6 +293,15 @@ class RayPPOTrainer(Phases, KnownNames):
         )
         self._check_ledger()
 
+    def _facts(self) -> dict[str, Any]:
+        """What a bundle of the flight recorder must know of the run beside its configuration."""
+        classes = {getattr(role, "name", str(role)): cls.__qualname__ for role, cls in self.role_worker_mapping.items()}
+        return {
+            "num_prompts": self.train_dataloader.num_prompts,
+            "total_steps": self.total_training_steps,
+            "workers": classes,
+        }
+
     def _check_ledger(self) -> None:
         """Every prompt that was drawn is trained, dropped or under way."""
         self.ledger.require_balance(position_of(self.train_dataloader), self.rollouts.num_prompts)
@@ -301,7 +315,10 @@ class RayPPOTrainer(Phases, KnownNames):
         while not (self._is_last or self.cfg.trainer.val_only):
             self.global_step += 1
             self.log.begin_step(self.global_step)
-            yield self.rollouts.next_step()
+            step = self.rollouts.next_step()
+            self.recorder.begin(step, self._foreign)
+            self._taken = step
+            yield step
 
     # -------------------------------------------------------------------------------------- the end of a step
 
@@ -335,9 +352,12 @@ class RayPPOTrainer(Phases, KnownNames):
         for update in step.updates:
             step.metrics |= update.get()[0]
         self._open = None
+        coefficient = self.kl_ctrl.value
         self._follow_kl(step)
         step.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
-        self.log.write_step(step, use_critic=self.use_critic, devices=self.resource_pool_manager.get_n_gpus())
+        metrics = self.log.write_step(step, use_critic=self.use_critic, devices=self.resource_pool_manager.get_n_gpus())
+        self.recorder.close(step, metrics, coefficient)
+        self._taken = None if self._taken is step else self._taken
         self.ledger.write(step.number, *step.accounted())
         self.rollouts.closed(step)
         self._check_ledger()
@@ -348,12 +368,15 @@ class RayPPOTrainer(Phases, KnownNames):
         if self.cfg.algorithm.use_kl_in_reward and not skipped and not step.is_left_out:
             move_kl_coefficient(step.batch, self.kl_ctrl, step.metrics)
 
-    def _save_what_is_complete(self) -> None:
+    def _save_what_is_complete(self, error: Exception) -> None:
         """After an error: the step before may lack nothing but its line, and its checkpoint the last file."""
         try:
             with limited_wait(SAVE_SECONDS):  # ranks may be stuck in a collective with the one that failed
-                self.close(self._open)
-                self.finish_checkpoint()
+                try:
+                    self.close(self._open)
+                    self.finish_checkpoint()
+                finally:
+                    self.recorder.fail(self._taken, error, self.kl_ctrl.value)
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
 

@@ -225,8 +225,8 @@ class RunLog:
         self._timer = Timer()
         self._last_line = time.time()
 
-    def write_step(self, step: Step, *, use_critic: bool, devices: int) -> None:
-        """The line of a step whose updates have ended; the next one may have begun.
+    def write_step(self, step: Step, *, use_critic: bool, devices: int) -> dict[str, float]:
+        """The line of a step whose updates have ended; the next one may have begun. Gives what is in it.
 
         Its time is that from line to line: the rollout of the next step that went on beside the last update is in it,
         as that of this step was in the line before. A checkpoint behind the next rollout counts for the next.
@@ -251,6 +251,7 @@ class RunLog:
         self._samples.write(step.number, self._rows(step.number, *self._chosen(batch, info)))
         self.tracking.log(metrics, step=step.number)
         self._timer = Timer()
+        return metrics
 
     def end(self, state: State, error: BaseException | None = None) -> None:
         """Say how the run ended."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.catalog import ESTIMATORS, LOSSES
 from paceline.cli.replay import main as replay
 from paceline.report.bundles import list_bundles, read_bundle
 from tests.in_process import train_in_process
@@ -118,4 +120,129 @@ def test_listed_steps_carry_their_weights(material: Path, tmp_path: Path, capsys
     assert list(list_bundles(run / "records")) == [2]
     assert read_bundle(run / "records" / "step_2").base is not None
     assert replay([str(run), "--step", "2"]) == 0
+    assert last_line(capsys).startswith("replay: equal to the last bit")
+
+
+def settings_of(estimator: str) -> dict[str, Any]:
+    """What an estimator or loss needs beside its name."""
+    entry = ESTIMATORS.built_in[estimator]
+    changes: dict[str, Any] = {"algorithm__adv_estimator": estimator}
+    if entry.needs_groups:
+        changes |= GROUPS
+    if entry.needs_components:
+        changes["algorithm__gdpo_reward_keys"] = ["score"]
+    return changes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ESTIMATORS.built_in)
+def test_each_estimator_is_replayed(
+    estimator: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record(material, tmp_path, **settings_of(estimator), trainer__total_training_steps=2)
+    assert replay([str(run), "--step", "2"]) == 0
+    assert last_line(capsys).startswith("replay: equal to the last bit")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES.built_in)
+def test_each_loss_is_replayed(loss: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes: dict[str, Any] = {"actor_rollout_ref__actor__policy_loss__loss_mode": loss}
+    if loss == "bypass_mode":
+        changes["algorithm__rollout_correction__bypass_mode"] = True
+    if loss == "dro":
+        changes["actor_rollout_ref__actor__policy_loss__dro_beta"] = 0.5
+    run = record(material, tmp_path, **settings_of("grpo"), **changes, trainer__total_training_steps=2)
+    assert replay([str(run), "--step", "2"]) == 0
+    assert last_line(capsys).startswith("replay: equal to the last bit")
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "pipelined": {"trainer__schedule__name": "pipelined", "trainer__schedule__max_staleness": 2},
+    "streaming": {
+        "trainer__schedule__name": "streaming",
+        "trainer__schedule__max_staleness": 1,
+        "trainer__n_gpus_per_node": 2,
+        "trainer__placement__rollout_devices": 1,
+        "actor_rollout_ref__actor__use_kl_loss": False,
+    },
+    "split": {"trainer__n_gpus_per_node": 2, "trainer__placement__name": "split"},
+    "adaptive KL in the reward": {
+        "algorithm__use_kl_in_reward": True,
+        "algorithm__kl_ctrl__type": "adaptive",
+        "actor_rollout_ref__actor__use_kl_loss": False,
+    },
+    "PF-PPO": {"algorithm__use_pf_ppo": True},
+    "shuffled": {"actor_rollout_ref__actor__shuffle": True, "actor_rollout_ref__actor__ppo_epochs": 2},
+    "filtered groups": {**GROUPS, "algorithm__adv_estimator": "grpo", "algorithm__filter_groups__enable": True},
+    "corrected": {
+        "algorithm__rollout_correction__rollout_is": "token",
+        "algorithm__rollout_correction__rollout_rs": None,
+    },
+    "warm-up": {"trainer__critic_warmup": 2},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_of_other_runs_are_replayed(
+    way: str, material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = record(material, tmp_path, **WAYS[way])
+    for step in (1, 3):
+        assert replay([str(run), "--step", str(step)]) == 0, capsys.readouterr().out
+        assert last_line(capsys).startswith("replay: equal to the last bit")
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_replayed_from_its_checkpoint_or_its_chain(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"trainer__save_freq": 2, "trainer__max_actor_ckpt_to_keep": 1, "trainer__max_critic_ckpt_to_keep": 1}
+    record(material, tmp_path, **settings, trainer__total_training_steps=2)
+    run = record(material, tmp_path, **settings, trainer__total_training_steps=5)
+    assert list(list_bundles(run / "records")) == [1, 2, 3, 4, 5]
+    assert replay([str(run), "--step", "4"]) == 0
+    assert last_line(capsys).startswith("replay: equal")
+    record(material, tmp_path / "other", **settings, trainer__total_training_steps=4, trainer__record=[4])
+    assert read_bundle(tmp_path / "other" / "records" / "step_4").base is not None
+    assert replay([str(tmp_path / "other"), "--step", "4"]) == 0
+
+
+@pytest.mark.slow
+def test_an_unusual_step_is_kept_with_what_leads_to_it(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.report import anomalies
+
+    monkeypatch.setattr(anomalies, "FEWEST", 3)
+    from paceline.trainer.ppo import phases
+
+    compute = phases.compute_advantage
+
+    def sometimes_huge(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = compute(batch, *args, **kwargs)
+        if trainer_step[0] == 8:
+            result.batch["returns"] = result.batch["returns"] * 1e4
+        return result
+
+    trainer_step = [0]
+    begin = phases.Phases.compute_advantages
+
+    def counted(self: Any, step: Any) -> None:
+        trainer_step[0] = step.number
+        begin(self, step)
+
+    monkeypatch.setattr(phases.Phases, "compute_advantages", counted)
+    monkeypatch.setattr(phases, "compute_advantage", sometimes_huge)
+    run = record(
+        material, tmp_path, trainer__record="on_anomaly", trainer__save_freq=2, trainer__total_training_steps=10
+    )
+    alarms = [json.loads(line) for line in (run / "alarms.jsonl").read_text().splitlines()]
+    assert 8 in [row["step"] for row in alarms]
+    kept = list(list_bundles(run / "records"))
+    assert 8 in kept
+    assert 1 not in kept
+    monkeypatch.undo()
+    assert replay([str(run), "--step", "8", "--from", "loss"]) == 0
     assert last_line(capsys).startswith("replay: equal to the last bit")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Mapping
+from itertools import pairwise
 
 from paceline.report.json_lines import finite, is_number
 
@@ -23,17 +24,20 @@ FAR_ABOVE = (
     "actor/reward_kl_penalty",
     "training/rollout_probs_diff_max",
 )
-FAR_EITHER_WAY = ("critic/score/mean",)
+MOVES = ("critic/score/mean",)
+"""It moves as the policy learns: what is unusual is a jump, up or down, from the last steps."""
+RECENT = 5
 COLLAPSES = "actor/entropy"
 COLLAPSED = 0.1
 """Of its usual size."""
 WINDOW = 50
-FEWEST = 10
+FEWEST = 20
 """Steps that a run has before its metrics say what is usual."""
 DEVIATIONS = 10.0
 """Of the usual one from the median: seldom reached by chance, also by metrics with heavy tails."""
-LEAST_RATIO = 3.0
+LEAST_RATIO = 5.0
 """And so many times the median, or a metric that hardly moves would be far from it at once."""
+LEAST_CHANGE = 1e-3
 
 
 class Anomalies:
@@ -54,25 +58,28 @@ class Anomalies:
             for name, value in metrics.items()
             if name.startswith("training/nonfinite/") and isinstance(value, int | float)
         ]
-        for name in (*FAR_ABOVE, *FAR_EITHER_WAY, COLLAPSES):
+        for name in (*FAR_ABOVE, *MOVES, COLLAPSES):
             number = finite(metrics.get(name))
             if number is None:
                 continue
-            if remark := self._remark(name, number):
-                found.append(remark)
-            else:
+            remark = self._remark(name, number)
+            found += [remark] if remark else []
+            if remark is None or name in MOVES:
                 self._seen[name].append(number)
         return found
 
     def _remark(self, name: str, value: float) -> str | None:
-        seen = self._seen[name]
+        seen = list(self._seen[name])
         if len(seen) < FEWEST:
             return None
-        usual = statistics.median(seen)
-        text = f"{name} is {value:.4g}, far from {usual:.4g} (of {len(seen)} steps)"
+        if name in MOVES:
+            usual = statistics.median(seen[-RECENT:])
+            deviation = statistics.median(abs(after - before) for before, after in pairwise(seen))
+            is_far = abs(value - usual) > max(DEVIATIONS * deviation, LEAST_CHANGE)
+        else:
+            usual = statistics.median(seen)
+            deviation = statistics.median(abs(other - usual) for other in seen)
+            is_far = value - usual > max(DEVIATIONS * deviation, (LEAST_RATIO - 1) * abs(usual), LEAST_CHANGE)
         if name == COLLAPSES:
-            return text if value < COLLAPSED * usual else None
-        deviation = statistics.median(abs(other - usual) for other in seen)
-        distance = abs(value - usual) if name in FAR_EITHER_WAY else value - usual
-        bound = max(DEVIATIONS * deviation, abs(usual) * (LEAST_RATIO - 1) if name in FAR_ABOVE else 0.0, 1e-3)
-        return text if distance > bound else None
+            is_far = value < COLLAPSED * usual
+        return f"{name} is {value:.4g}, far from {usual:.4g} (of {len(seen)} steps)" if is_far else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from paceline.errors import CheckpointError, NonFiniteError
 from paceline.external import import_external
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.bundles import Bundle, bundle_name, read_bundle
+from paceline.report.differing import same_value, tensor_difference, update_differences
 from paceline.report.json_lines import plain
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, make_reward_fn
@@ -36,9 +37,6 @@ Stage = Literal["reward", "advantage", "loss", "gradient"]
 STAGES: tuple[Stage, ...] = ("reward", "advantage", "loss", "gradient")
 REWARD_COLUMNS = ("token_level_scores",)
 ADVANTAGE_COLUMNS = ("token_level_rewards", "rollout_is_weights", "loss_mask", "advantages", "returns")
-GRADIENT_METRICS = ("grad_norm", "lr")
-RTOL, ATOL = 1e-4, 1e-6
-"""Where the run had several ranks of a role: the replay has one."""
 
 
 @dataclass
@@ -292,44 +290,3 @@ class Replay:
 
     def _equal(self, now: object, recorded: object) -> bool:
         return same_value(now, recorded, exact=self.is_exact)
-
-
-def tensor_difference(
-    name: str, now: torch.Tensor | None, recorded: torch.Tensor, *, exact: bool = True, first_row: int = 0
-) -> str | None:
-    """The first place in which two columns differ, in words."""
-    if now is None or now.shape != recorded.shape:
-        return f"{name}: recorded {tuple(recorded.shape)}, replayed {None if now is None else tuple(now.shape)}"
-    if exact:
-        same = (now == recorded) | (now.isnan() & recorded.isnan() if now.is_floating_point() else now == recorded)
-    else:
-        same = torch.isclose(now.double(), recorded.double(), rtol=RTOL, atol=ATOL, equal_nan=True)
-    if same.all():
-        return None
-    place = [int(index) for index in (~same).nonzero()[0]]
-    shown = [place[0] + first_row, *place[1:]]
-    where = ", ".join(f"{part} {index}" for part, index in zip(("row", "token"), shown, strict=False))
-    first, second = recorded[tuple(place)].item(), now[tuple(place)].item()
-    return f"{name}, {where}: recorded {first!r}, replayed {second!r} ({int((~same).sum())} of {same.numel()} differ)"
-
-
-def update_differences(
-    role: str, now: Mapping[str, Any], recorded: Mapping[str, Any], equal: Any, with_losses: bool
-) -> Iterator[str]:
-    """How an update differs from the recorded one: in its optimizer steps, then in the weights after it."""
-    if len(now["steps"]) != len(recorded["steps"]):
-        yield f"{role}: recorded {len(recorded['steps'])} optimizer steps, replayed {len(now['steps'])}"
-    for number, (new, old) in enumerate(zip(now["steps"], recorded["steps"], strict=False)):
-        names = [name for name in old if with_losses or name in GRADIENT_METRICS]
-        for name in sorted(names, key=lambda name: (name in GRADIENT_METRICS, name)):
-            if not equal(new.get(name), old[name]):
-                yield f"{role}, optimizer step {number}, {name}: recorded {old[name]!r}, replayed {new.get(name)!r}"
-    if recorded["ranks"] == 1 and now["weights"] != recorded["weights"]:
-        yield f"{role}: the weights after the update differ"
-
-
-def same_value(now: object, recorded: object, *, exact: bool = True) -> bool:
-    """Of numbers; NaN is itself."""
-    if isinstance(now, float) and isinstance(recorded, float) and not exact:
-        return abs(now - recorded) <= ATOL + RTOL * abs(recorded) or now == recorded
-    return now == recorded or (now != now and recorded != recorded)

@@ -18,6 +18,9 @@ from paceline.config.path_checks import (
 )
 from paceline.config.reward import read_weights
 from paceline.errors import ConfigError
+from paceline.text import did_you_mean
+
+RECORDS = ("never", "every", "on_anomaly")
 
 
 def check_data(cfg: PPOConfig) -> Iterator[str]:
@@ -129,6 +132,17 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
+def _check_record(record: str | list[int]) -> Iterator[str]:
+    if isinstance(record, str) and record not in RECORDS:
+        hint = did_you_mean(record, RECORDS)
+        yield (
+            f"trainer.record={record} is neither {', '.join(RECORDS)} nor a list of steps; set it to one of them, such "
+            f"as [1,50].{hint}"
+        )
+    elif isinstance(record, list) and (not record or min(record) < 1):
+        yield f"trainer.record={record} names no steps from 1 on; set it to such as [1,50], or never."
+
+
 def check_run(cfg: PPOConfig) -> Iterator[str]:
     """Validation, resuming, restarts, folders."""
     trainer = cfg.trainer
@@ -159,6 +173,7 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
             f"trainer.max_restarts={trainer.max_restarts} with trainer.save_freq={trainer.save_freq}: there would be "
             "no checkpoint to start again from. Set trainer.save_freq, or trainer.max_restarts=0."
         )
+    yield from _check_record(trainer.record)
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not value_of(cfg, key):
             yield f"{key} is empty; set it to a name."

@@ -6,6 +6,7 @@
       records/     alarms.jsonl      bundles of the flight recorder; steps that were far from the run
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
+      checkpoint                     asks it for a checkpoint after its step
       checkpoints/
         global_step_20/              actor/  critic/  rollouts/  trainer.json  manifest.json
         global_step_10/              critic/  trainer.pruned.json     one that lost a part: not to be resumed from
@@ -30,6 +31,8 @@ WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 LOCK_FILE = ".lock"
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
+CHECKPOINT_FILE = "checkpoint"
+"""A file of this name asks the run for a checkpoint after its step; the run goes on."""
 SAMPLES_FOLDER = "samples"
 LOGS_FOLDER = "logs"
 RECORDS_FOLDER = "records"

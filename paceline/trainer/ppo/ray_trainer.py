@@ -21,6 +21,7 @@ from paceline.files import readable_storage_errors
 from paceline.protocol import DataProtoFuture
 from paceline.report.ledger import LedgerFile
 from paceline.run_folder import (
+    CHECKPOINT_FILE,
     CHECKPOINTS_FOLDER,
     LEDGER_FILE,
     METRICS_FILE,
@@ -162,6 +163,7 @@ class RayPPOTrainer(Phases, KnownNames):
         peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
         self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
         self._stop_file = self.run_dir / STOP_FILE
+        self._checkpoint_file = self.run_dir / CHECKPOINT_FILE
         self._stopping = False
         self._open: Step | None = None
         self._taken: Step | None = None
@@ -338,11 +340,19 @@ class RayPPOTrainer(Phases, KnownNames):
             self._stop_file.unlink()
         if self._is_last:
             self.close(step)
-        if self._is_due(trainer.save_freq) or self._stopping:
+        if self._is_due(trainer.save_freq) or self._stopping or self._is_asked_to_save(step):
             with self.log.phase("save_checkpoint"):
                 self.checkpoints.begin(step.number)
         if self._is_last:
             self.finish_checkpoint()
+
+    def _is_asked_to_save(self, step: Step) -> bool:
+        """Whether the file is there that asks for a checkpoint; it is removed."""
+        asked = self._checkpoint_file.exists()
+        if asked:
+            logger.info("saving a checkpoint after step %d, as the file %s asks", step.number, self._checkpoint_file)
+            self._checkpoint_file.unlink()
+        return asked
 
     def close(self, step: Step | None) -> None:
         """Wait for the updates of a step, if there is one, and write its line."""

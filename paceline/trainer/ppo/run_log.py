@@ -23,7 +23,7 @@ from paceline.files import keep_old, write_atomically
 from paceline.log_file import SAMPLES_LOGGER
 from paceline.protocol import DataProto
 from paceline.redaction import redacted
-from paceline.report.dumps import dump_generations, generation_rows
+from paceline.report.dumps import dump_generations, generation_rows, token_rows
 from paceline.report.environment import describe_environment
 from paceline.report.json_lines import plain
 from paceline.report.metrics import Timer, data_metrics, idle_metrics, throughput_metrics, timing_metrics
@@ -248,7 +248,10 @@ class RunLog:
         info = grader_fields(batch)
         if self._config.trainer.rollout_data_dir:
             dump_generations(self._config.trainer.rollout_data_dir, step.number, self._rows(step.number, batch, info))
-        self._samples.write(step.number, self._rows(step.number, *self._chosen(batch, info)))
+        kept, of_kept = self._chosen(batch, info)
+        tokens = token_rows(kept, self._tokenizer)
+        rows = self._rows(step.number, kept, of_kept)
+        self._samples.write(step.number, [{**row, "tokens": own} for row, own in zip(rows, tokens, strict=True)])
         self.tracking.log(metrics, step=step.number)
         self._timer = Timer()
         return metrics
@@ -272,6 +275,9 @@ class RunLog:
 
     def _collect_records(self) -> None:
         records = self._drain_call_records()
+        self._status.processes |= {
+            f"{record.pool} {record.process_roles} rank {record.rank}": record.pid for record in records
+        }
         self.timeline.add(records)
         self.timeline.flush()
         self._records += records

@@ -117,6 +117,25 @@ def test_nothing_is_said_without_the_token(server: PageServer, run: Path) -> Non
     assert server.server_address[0] == "127.0.0.1"
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
+def test_runs_are_compared_while_they_go_on(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    runs = [run, shutil.copytree(run, run.with_name("other"))]
+    serving = PageServer(runs)
+    threading.Thread(target=serving.serve_forever, daemon=True).start()
+    browser = Browser(tmp_path_factory.mktemp("browser"))
+    try:
+        browser.go(serving.address)
+        wait_for(browser, "document.documentElement.dataset.ready === 'yes'")
+        add_step(runs[1], 5, score=0.8125)
+        label = "document.querySelector('#charts svg').getAttribute('aria-label')"
+        wait_for(browser, f"{label}.includes('other') && {label}.includes('0.8125')")
+        assert browser.run("document.querySelectorAll('#now-runs [data-asked=stop]').length") == 2
+        assert browser.errors == []
+    finally:
+        browser.close()
+        serving.close()
+
+
 def wait_for(browser: Browser, script: str, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not browser.run(script):
@@ -180,6 +199,10 @@ def test_a_browser_follows_a_run(
         while not ((run / "stop").exists() and (run / "checkpoint").exists()):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+        # Ten thousand steps leave the page as large as it is.
+        steps = "for (let step = 100; step < 10100; step++) addLine(RUNS[0], {step, 'critic/score/mean': 1});"
+        assert browser.run(f"{steps} series(RUNS[0], 'critic/score/mean').steps.length") <= 1000
 
         # Alarms, the log, and a run that goes on from a checkpoint.
         with (run / "alarms.jsonl").open("a") as file:

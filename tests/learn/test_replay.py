@@ -215,7 +215,7 @@ def test_an_unusual_step_is_kept_with_what_leads_to_it(
 ) -> None:
     from paceline.report import anomalies
 
-    monkeypatch.setattr(anomalies, "FEWEST", 3)
+    monkeypatch.setattr(anomalies, "FEWEST", 6)
     from paceline.trainer.ppo import phases
 
     compute = phases.compute_advantage

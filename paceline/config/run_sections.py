@@ -305,6 +305,8 @@ class TrainerConfig:
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
     """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
     list."""
+    prometheus_port: Annotated[int, Range(1, 65_535)] | None = None
+    """Serve metrics for Prometheus on this port of the driver's own machine (127.0.0.1), in [1, 65535]. null: no."""
     live_view: bool | None = None
     """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
     a terminal."""

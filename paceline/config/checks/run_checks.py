@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.config import PPOConfig
 from paceline.config.keys import value_of
+from paceline.config.machine_problems import MachineProblem
 from paceline.config.path_checks import (
     checkpoint_problems,
     data_files,
@@ -132,6 +134,21 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
+def _check_port(cfg: PPOConfig) -> Iterator[str]:
+    """Whether the port is free, where the driver will be on this machine."""
+    port = cfg.trainer.prometheus_port
+    if port is None or cfg.ray_kwargs.ray_init.get("address"):
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            yield MachineProblem(
+                f"trainer.prometheus_port={port} can't be served on here: {error}. Set another, or null."
+            )
+
+
 def _check_record(record: str | list[int]) -> Iterator[str]:
     if isinstance(record, str) and record not in RECORDS:
         hint = did_you_mean(record, RECORDS)
@@ -174,6 +191,7 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
             "no checkpoint to start again from. Set trainer.save_freq, or trainer.max_restarts=0."
         )
     yield from _check_record(trainer.record)
+    yield from _check_port(cfg)
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not value_of(cfg, key):
             yield f"{key} is empty; set it to a name."

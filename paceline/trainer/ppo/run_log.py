@@ -93,6 +93,10 @@ class RunLog:
         run_dir.mkdir(parents=True, exist_ok=True)
         self._write_environment(run_dir / ENVIRONMENT_FILE, config)
         self._samples = SampleFiles(run_dir / SAMPLES_FOLDER, trainer.keep_samples, resume_step)
+        self._running = lambda: {
+            **dict.fromkeys(pools, "idle"),
+            **{pool_of_role.get(role, role): method for role, method in running_calls().items()},
+        }
         shown = without_secrets(to_dict(config))
         self._write_config(run_dir / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
@@ -104,6 +108,10 @@ class RunLog:
             total_steps=total_steps,
             config=shown,
         )
+        if trainer.prometheus_port is not None:
+            from paceline.report.prometheus import PrometheusTracker
+
+            self.tracking.add(PrometheusTracker(trainer.prometheus_port, self._running, total_steps, step))
         self._config = config
         self._tokenizer = tokenizer
         self.timeline = TimelineWriter(run_dir / TIMELINE_FILE)
@@ -112,15 +120,7 @@ class RunLog:
         self._pools = list(pools)
         self._timer = Timer()
         self._last_line = time.time()
-        self._status = StatusWriter(
-            run_dir / STATUS_FILE,
-            lambda: {
-                **dict.fromkeys(pools, "idle"),
-                **{pool_of_role.get(role, role): method for role, method in running_calls().items()},
-            },
-            total_steps,
-            first_step=step,
-        )
+        self._status = StatusWriter(run_dir / STATUS_FILE, self._running, total_steps, first_step=step)
         self.begin_step(step)
 
     @staticmethod

@@ -21,7 +21,8 @@ from benchmarks.table import RECORDS, markdown
 from paceline.report.environment import describe_environment
 
 BENCHMARKS = (
-    "startup", "data", "graders", "transport", "controller", "rollout", "update", "weight_proof", "overlap",
+    "startup", "data", "graders", "transport", "controller", "rollout", "update", "weight_proof", "recording",
+    "overlap",
     "schedules", "ppo_step", "grpo_step",
 )  # fmt: skip
 PEERS = {"trl": ("ppo_step", "grpo_step"), "verl": ("transport",)}

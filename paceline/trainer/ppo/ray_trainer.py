@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -366,7 +366,8 @@ class RayPPOTrainer(Phases, KnownNames):
         self._follow_kl(step)
         step.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
         metrics = self.log.write_step(step, use_critic=self.use_critic, devices=self.resource_pool_manager.get_n_gpus())
-        self.recorder.close(step, metrics, coefficient)
+        with self.log.phase("record") if step.recorded is not None else nullcontext():
+            self.recorder.close(step, metrics, coefficient)
         self._taken = None if self._taken is step else self._taken
         self.ledger.write(step.number, *step.accounted())
         self.rollouts.closed(step)

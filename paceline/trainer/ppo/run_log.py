@@ -54,6 +54,7 @@ PHASE_NAMES = {
     "update_critic": "update_critic",
     "send_weights": "send_weights",
     "receive_weights": "receive_weights",
+    "describe_update": "describe_update",
 }
 
 

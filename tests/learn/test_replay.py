@@ -210,6 +210,13 @@ def test_a_resumed_run_is_replayed_from_its_checkpoint_or_its_chain(
 
 
 @pytest.mark.slow
+def test_bundles_of_an_earlier_run_are_kept_aside(material: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        record(material, tmp_path, trainer__total_training_steps=2)
+    assert list(list_bundles(tmp_path / "records")) == list(list_bundles(tmp_path / "records.1")) == [1, 2]
+
+
+@pytest.mark.slow
 def test_an_unusual_step_is_kept_with_what_leads_to_it(
     material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,7 +256,9 @@ class RayPPOTrainer(Phases, KnownNames):
             )
             with closing(self.log):
                 self._foreign = resumed.folder if resumed is not None and not resumed.is_own else None
-                self.recorder = Recorder(self.cfg, self.records_dir, self.checkpoints, self._facts(), self.global_step)
+                self.recorder = Recorder(
+                    self.cfg, self.records_dir, self.checkpoints, self._facts(), self.global_step, continues=continues
+                )
                 try:
                     self._open_ledger(continues, resumed)
                     begins = trainer.val_before_train and self.global_step == 0

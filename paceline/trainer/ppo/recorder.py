@@ -19,11 +19,19 @@ from paceline import __version__
 from paceline.config import PPOConfig
 from paceline.config.load import to_dict
 from paceline.config.secrets import without_secrets
-from paceline.files import append_whole
+from paceline.files import append_whole, keep_old, write_atomically
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.anomalies import Anomalies
-from paceline.report.bundles import BASE, adopt_base, bundle_name, list_bundles, unfinished_bundle, write_bundle
-from paceline.report.json_lines import Row, cut_back, json_line
+from paceline.report.bundles import (
+    BASE,
+    adopt_base,
+    bundle_name,
+    list_bundles,
+    read_manifest,
+    unfinished_bundle,
+    write_bundle,
+)
+from paceline.report.json_lines import Row, json_line, row_of_step
 from paceline.run_folder import ALARMS_FILE, RECORDS_FOLDER
 from paceline.single_controller.ray import RayWorkerGroup
 from paceline.trainer.ppo.saving import Checkpoints
@@ -46,7 +54,9 @@ class Describes(Protocol):
 class Recorder:
     """Of one run. `begin` and `close` are called for each step, `note_update` where an update was issued."""
 
-    def __init__(self, cfg: PPOConfig, run_dir: Path, checkpoints: Checkpoints, facts: Row, first_step: int) -> None:
+    def __init__(
+        self, cfg: PPOConfig, run_dir: Path, checkpoints: Checkpoints, facts: Row, first_step: int, *, continues: bool
+    ) -> None:
         self._cfg = cfg
         self._asked = cfg.trainer.record
         self._records = run_dir / RECORDS_FOLDER
@@ -60,11 +70,24 @@ class Recorder:
         self._chain = 0
         self._ring: list[tuple[int, str]] = []
         self._anomalies = Anomalies()
+        if continues:
+            self._go_on(first_step)
+        else:  # what is there is of an earlier run
+            keep_old(self._records)
+            keep_old(self._alarms)
+
+    def _go_on(self, first_step: int) -> None:
+        """After a resume: steps that come again go; of an on_anomaly recorder, the others may still be pruned."""
         for step, folder in list_bundles(self._records).items():
-            if step > first_step:  # these steps come again
+            if step > first_step:
                 shutil.rmtree(folder)
+            elif self._asked == "on_anomaly":
+                manifest = read_manifest(folder)
+                self._ring = [] if manifest["alarms"] else [*self._ring, (step, manifest["follows"])]
         if self._alarms.exists():
-            cut_back(self._alarms, first_step)
+            lines = self._alarms.read_bytes().splitlines(keepends=True)
+            kept = [line for line in lines if (row := row_of_step(line)) is not None and row["step"] <= first_step]
+            write_atomically(self._alarms, b"".join(kept))
 
     def wants(self, step: int) -> bool:
         """Whether this step is recorded."""

@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
 
 def bundle_folder(path: Path, step: int | None) -> Path:
     """The folder of a bundle, from its own or its run's."""
-    from paceline.report.bundles import MANIFEST, bundle_name, list_bundles
-    from paceline.run_folder import RECORDS_FOLDER
+    from paceline.report.bundles import bundle_name, list_bundles
+    from paceline.run_folder import MANIFEST, RECORDS_FOLDER
 
     if (path / MANIFEST).is_file() and step is None:
         return path

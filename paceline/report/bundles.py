@@ -26,9 +26,9 @@ from paceline.files import write_atomically
 from paceline.protocol import DataProto
 from paceline.protocol.disk import can_be_saved, read, write
 from paceline.report.json_lines import Row, plain
+from paceline.run_folder import MANIFEST
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 COLUMNS = "columns.safetensors.zst"
 BASE = "base"
 PREFIX = "step_"

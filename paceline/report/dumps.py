@@ -72,7 +72,7 @@ def token_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase, most: int =
     log_probs = columns.get("old_log_probs", columns.get("rollout_log_probs", None))
     advantages = columns.get("advantages", None)
     width = columns["prompts"].shape[-1]
-    rows = []
+    rows: list[list[list[object]]] = []
     for row in range(len(batch)):
         valid = columns["attention_mask"][row, width:].bool().nonzero().flatten()[:most].tolist()
         rows.append(

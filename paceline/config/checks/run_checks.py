@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import socket
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from paceline.config.reward import read_weights
 from paceline.errors import ConfigError
 from paceline.text import did_you_mean
 
+OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 RECORDS = ("never", "every", "on_anomaly")
 
 
@@ -149,6 +151,23 @@ def _check_port(cfg: PPOConfig) -> Iterator[str]:
             )
 
 
+def _check_collector(endpoint: str | None) -> Iterator[str]:
+    if endpoint is None:
+        return
+    if not re.match(r"https?://[^/]", endpoint):
+        yield f"trainer.otlp_endpoint={endpoint!r} is no address; set it to one such as http://127.0.0.1:4318."
+        return
+    try:
+        found = importlib.util.find_spec(OTLP_PACKAGE)
+    except ModuleNotFoundError:  # a package above it is not there
+        found = None
+    if found is None:
+        yield MachineProblem(
+            "trainer.otlp_endpoint needs the exporter of OpenTelemetry, which is not installed: "
+            'pip install "paceline[otel]"'
+        )
+
+
 def _check_record(record: str | list[int]) -> Iterator[str]:
     if isinstance(record, str) and record not in RECORDS:
         hint = did_you_mean(record, RECORDS)
@@ -192,6 +211,7 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
         )
     yield from _check_record(trainer.record)
     yield from _check_port(cfg)
+    yield from _check_collector(trainer.otlp_endpoint)
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not value_of(cfg, key):
             yield f"{key} is empty; set it to a name."

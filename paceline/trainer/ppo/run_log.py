@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import ray
@@ -35,6 +35,9 @@ from paceline.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, SAMPLES_FOLDER, S
 from paceline.single_controller.base import CallRecord, call_tag
 from paceline.trainer.ppo.scoring import grader_fields
 from paceline.trainer.ppo.step import Step
+
+if TYPE_CHECKING:
+    from paceline.report.spans import SpanExport
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +116,11 @@ class RunLog:
             from paceline.report.prometheus import PrometheusTracker
 
             self.tracking.add(PrometheusTracker(trainer.prometheus_port, self._running, total_steps, step))
+        self._spans: SpanExport | None = None
+        if trainer.otlp_endpoint is not None:
+            from paceline.report.spans import SpanExport
+
+            self._spans = SpanExport.to(trainer.otlp_endpoint, f"{trainer.project_name}/{trainer.experiment_name}")
         self._config = config
         self._tokenizer = tokenizer
         self.timeline = TimelineWriter(run_dir / TIMELINE_FILE)
@@ -254,6 +262,8 @@ class RunLog:
         rows = self._rows(step.number, kept, of_kept)
         self._samples.write(step.number, [{**row, "tokens": own} for row, own in zip(rows, tokens, strict=True)])
         self.tracking.log(metrics, step=step.number)
+        if self._spans is not None:
+            self._spans.end_step(step.number, end)
         self._timer = Timer()
         return metrics
 
@@ -271,6 +281,8 @@ class RunLog:
         except Exception:
             logger.warning("the last calls are missing in the timeline", exc_info=True)
         call_tag.set({})
+        if self._spans is not None:
+            self._spans.close(time.time())
         self.tracking.close()
         self.end("stopped")  # unless it was said before
 
@@ -281,6 +293,8 @@ class RunLog:
         }
         self.timeline.add(records)
         self.timeline.flush()
+        if self._spans is not None:
+            self._spans.add(records)
         self._records += records
 
     def _show_samples(self, step: int, batch: DataProto) -> None:

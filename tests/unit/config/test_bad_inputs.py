@@ -98,6 +98,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.policy_loss.kl_cov_ratio": 2}, f"{ACTOR}.policy_loss.kl_cov_ratio=2.0 is out of range"),
     ({f"{ACTOR}.policy_loss.ppo_kl_coef": -1}, f"{ACTOR}.policy_loss.ppo_kl_coef=-1.0 is out of range"),
     ({f"{ACTOR}.policy_loss.clip_cov_lb": 6}, f"{ACTOR}.policy_loss.clip_cov_lb=6.0 is not below clip_cov_ub=5.0"),
+    ({"trainer.otlp_endpoint": "localhost:4318"}, "trainer.otlp_endpoint='localhost:4318' is no address"),
     ({"trainer.prometheus_port": 0}, "trainer.prometheus_port=0 is out of range"),
     ({"trainer.record": "allways"}, "trainer.record=allways is neither never, every, on_anomaly nor a list of steps"),
     ({"trainer.record": [0, 3]}, "trainer.record=[0, 3] names no steps from 1 on"),

@@ -12,6 +12,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.util.types import AnyValue
 
 from paceline.report.timeline import FinishedCall
 
@@ -41,10 +42,15 @@ class SpanExport:
     def add(self, records: Iterable[FinishedCall]) -> None:
         """Finished remote calls, in any order."""
         for record in sorted(records, key=lambda record: record.start):
-            tag = {
-                f"paceline.{name}": value for name, value in record.tag.items() if isinstance(value, str | bool | int)
+            tag: dict[str, AnyValue] = {}
+            for name, value in record.tag.items():
+                if isinstance(value, str | bool | int):
+                    tag[f"paceline.{name}"] = value
+            names: dict[str, AnyValue] = {
+                "paceline.pool": record.pool,
+                "paceline.role": record.role,
+                "paceline.rank": record.rank,
             }
-            names = {"paceline.pool": record.pool, "paceline.role": record.role, "paceline.rank": record.rank}
             number = record.tag.get("step", 0)
             parent = self._step(number if isinstance(number, int) else 0, record.start)
             span = self._tracer.start_span(

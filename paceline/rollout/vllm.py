@@ -277,7 +277,7 @@ class VllmRollout(RolloutEngine):
 
     def held_weights(self) -> Mapping[str, Held]:
         """By bytes, in fused layers and padded vocabularies too; where they are packed, by the layer's answer."""
-        model, dtype = model_of(self.llm), self.llm.model_config.dtype
+        model, dtype = model_of(self.llm), cast(torch.dtype, self.llm.model_config.dtype)  # it was told a name
         places = {name: place_of(model, name) for name in self.skeleton.state_dict()}
         return {name: held_at(place, dtype) for name, place in places.items() if place is not None}
 

@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BACKENDS := veomni megatron torchtitan
 
 DEVICE_SUITES := tests/contract/test_simulated_device.py tests/contract/test_engine_contract.py \
-	tests/contract/test_rollout_contract.py tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
+	tests/contract/test_rollout_contract.py tests/contract/test_weight_proof.py tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
 	tests/learn/test_packed_runs.py tests/learn/test_runs_in_process.py tests/ray/test_device_runs.py
 # What `make test` has of them: operators, the local engine, the native rollout, random states, runs with both.
 DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (follows and native) or \

@@ -20,6 +20,8 @@ from tests.contract.rollout_engines import (
     vllm_is_gone_afterwards,  # noqa: F401 (a fixture)
 )
 
+pytestmark = pytest.mark.device
+
 Weights = dict[str, Tensor]
 LAYER = "model.layers.{}."
 Q, K, V, OUT = (LAYER + f"self_attn.{name}_proj.weight" for name in "qkvo")
@@ -188,6 +190,16 @@ def test_a_fault_on_the_way_is_seen(engine: RolloutEngine, old: Weights, new: We
         sync.receive([bucket], 3, "recompute")
     with pytest.raises(WeightMismatchError, match=r"version 3, and is to sample with those of version 4"):
         sync.require_version(4)
+
+
+def test_tensors_that_are_shared_are_said_and_not_compared(
+    engine: RolloutEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    sync = WeightSync(engine, "stop")
+    with caplog.at_level("INFO"):
+        sync.say_shared()
+        sync.say_shared()
+    assert caplog.text.count("samples from the actor's own tensors: there are no copies to compare") == 1
 
 
 def test_a_weight_that_never_came_is_named(engine: RolloutEngine, new: Weights) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.catalog import ESTIMATORS, LOSSES
 from paceline.cli.replay import main as replay
+from paceline.errors import NonFiniteError
 from paceline.report.bundles import list_bundles, read_bundle
 from tests.in_process import train_in_process
 from tests.runs import base_config, make_material
@@ -207,6 +208,33 @@ def test_a_resumed_run_is_replayed_from_its_checkpoint_or_its_chain(
     record(material, tmp_path / "other", **settings, trainer__total_training_steps=4, trainer__record=[4])
     assert read_bundle(tmp_path / "other" / "records" / "step_4").base is not None
     assert replay([str(tmp_path / "other"), "--step", "4"]) == 0
+
+
+@pytest.mark.slow
+def test_a_step_in_which_the_run_fails_is_kept(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paceline.trainer.ppo import phases
+
+    compute, calls = phases.compute_advantage, []
+
+    def breaks_in_the_second_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        result = compute(batch, *args, **kwargs)
+        if len(calls) >= 2:
+            result.batch["advantages"] = result.batch["advantages"] * float("nan")
+        return result
+
+    monkeypatch.setattr(phases, "compute_advantage", breaks_in_the_second_step)
+    with pytest.raises(NonFiniteError):
+        record(material, tmp_path)
+    bundle = read_bundle(tmp_path / "records" / "step_2")
+    assert bundle.manifest["failed"]
+    assert "advantages is not finite" in bundle.manifest["alarms"][0]
+    assert replay([str(tmp_path), "--step", "2"]) == 0
+    assert "the error that ended the run" in last_line(capsys)
+    monkeypatch.undo()
+    assert replay([str(tmp_path), "--step", "2"]) == 1
 
 
 @pytest.mark.slow

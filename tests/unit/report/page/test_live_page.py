@@ -117,6 +117,7 @@ def test_nothing_is_said_without_the_token(server: PageServer, run: Path) -> Non
     assert server.server_address[0] == "127.0.0.1"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium: apt-get install chromium")
 def test_runs_are_compared_while_they_go_on(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     runs = [run, shutil.copytree(run, run.with_name("other"))]

@@ -66,6 +66,7 @@ def test_a_page_of_one_run(browser: Browser, run: Path) -> None:
     assert browser.errors == []
 
 
+@pytest.mark.slow
 def test_pictures_are_taken_of_a_report(browser: Browser, run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["pictures", "--run", str(run), "--output", str(tmp_path)])
     assert pictures.main() == 0

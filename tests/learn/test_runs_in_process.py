@@ -24,6 +24,7 @@ from paceline.errors import (
     WeightMismatchError,
 )
 from paceline.rollout.native import NativeRollout
+from paceline.run_folder import list_checkpoints
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
@@ -128,6 +129,15 @@ def test_a_rollout_that_lacks_weights_ends_the_run_in_the_step_it_happens(
     with pytest.raises(WeightMismatchError, match=rf"version 3: 1 of \d+ differ, {NORM}"):  # of steps 2, 3 and 4
         train_in_process(config(material, tmp_path, **APART))
     assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_a_file_asks_for_a_checkpoint_and_the_run_goes_on(material: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    settings = {"trainer__save_freq": -1, "trainer__total_training_steps": 2, "trainer__val_before_train": False}
+    train_in_process(config(material, tmp_path, **settings))
+    assert list(list_checkpoints(tmp_path / "checkpoints")) == [1]
+    assert not (tmp_path / "checkpoint").exists()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_the_critics_devices_generate_their_share_with_the_same_weights(material: Path, tmp_path: Path) -> None:

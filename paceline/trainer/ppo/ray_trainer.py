@@ -342,7 +342,8 @@ class RayPPOTrainer(Phases, KnownNames):
             self._stop_file.unlink()
         if self._is_last:
             self.close(step)
-        if self._is_due(trainer.save_freq) or self._stopping or self._is_asked_to_save(step):
+        asked = self._is_asked_to_save(step)
+        if asked or self._stopping or self._is_due(trainer.save_freq):
             with self.log.phase("save_checkpoint"):
                 self.checkpoints.begin(step.number)
         if self._is_last:

@@ -9,13 +9,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BACKENDS := veomni megatron torchtitan
 
 DEVICE_SUITES := tests/contract/test_simulated_device.py tests/contract/test_engine_contract.py \
-	tests/contract/test_rollout_contract.py tests/contract/test_weight_proof.py tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
+	tests/contract/test_rollout_contract.py tests/contract/test_weight_proof.py tests/unit/engine/backends/test_own_model.py \
+	tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
 	tests/learn/test_packed_runs.py tests/learn/test_runs_in_process.py tests/ray/test_device_runs.py
 # What `make test` has of them: operators, the local engine, the native rollout, random states, runs with both.
 DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (follows and native) or \
 	(rollout_contract and native and (greedy or seed or weights or sleeping))"
 
-.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
+.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends test-trackers $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
 	bench-peers pictures docs docs-serve clean
 
 setup: $(READY)
@@ -56,6 +57,7 @@ test-all: lint $(VLLM_READY)
 	$(BIN)/python -m pytest tests/ray
 	$(MAKE) test-device
 	$(MAKE) test-backends
+	$(MAKE) test-trackers
 
 # The suites that any device must pass, on a simulated accelerator.
 test-device: $(READY)
@@ -71,6 +73,19 @@ test-backends: $(BACKENDS:%=backend-%)
 		.backends/$$name/bin/python -m pytest -k "$$name" \
 			tests/contract/test_engine_contract.py tests/ray/test_backend_runs.py || exit 1; \
 	done
+
+# The optional trackers want older versions than requirements.lock has: an environment of their own. What is in their lock
+# comes last, and replaces what the other has.
+.trackers/.ready: pyproject.toml requirements.lock requirements-trackers.lock
+	test -x .trackers/bin/python || $(PYTHON) -m venv .trackers
+	.trackers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.trackers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements.lock --editable .
+	.trackers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-trackers.lock
+	touch $@
+
+# Looks into what each optional tracker stores.
+test-trackers: .trackers/.ready
+	.trackers/bin/python -m pytest tests/contract/test_tracker_stores.py
 
 # Kills and stops each process of real runs: half an hour or more.
 chaos: $(READY)
@@ -119,4 +134,4 @@ bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))
 	touch $@
 
 clean:
-	rm -rf $(VENV) .backends .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .backends .trackers .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

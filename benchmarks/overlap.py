@@ -74,9 +74,20 @@ def make_material(folder: Path, hidden: int) -> None:
 
 
 def run(
-    folder: Path, name: str, steps: int, responses: int, tokens: int, *, ignore_eos: bool = True, **trainer: object
+    folder: Path,
+    name: str,
+    steps: int,
+    responses: int,
+    tokens: int,
+    *,
+    ignore_eos: bool = True,
+    places: int = 256,
+    **trainer: object,
 ) -> Path:
-    """Train for some steps, split unless `trainer` has other keys; gives the folder of the run."""
+    """Train for some steps, split unless `trainer` has other keys; gives the folder of the run.
+
+    The rollout decodes as many responses together as there are `places`.
+    """
     config = {
         "data": {
             "train_files": str(folder / "train.parquet"),
@@ -92,7 +103,7 @@ def run(
                 "ppo_micro_batch_size_per_gpu": 16,
                 "use_kl_loss": True,
             },
-            "rollout": {"ignore_eos": ignore_eos},
+            "rollout": {"ignore_eos": ignore_eos, "max_num_seqs": places},
         },
         # Two passes, so that the critic's update is still at work when the next rollout begins.
         "critic": {"strategy": "local", "ppo_micro_batch_size_per_gpu": 16, "ppo_epochs": 2},

@@ -6,8 +6,9 @@ a staleness of one, it should take little more than the longer one. A side is th
 the sending of weights included, so that the ratio shows what is lost in waiting alone. Medians over steps; those in
 which the pipeline fills and drains are left out.
 
-Then pipelined beside streaming, with responses that end where the model ends them: most are short, a few are as long as
-allowed, and the rollout, which decodes few at a time, is the longer side. Printed are trained tokens per second.
+Then pipelined beside streaming, with responses that end where the model ends them: most are short, and a few are long.
+The rollout decodes few at a time, so that it is the longer side. Printed are trained tokens per second, and how long
+both sides were at work in a step.
 
     python -m benchmarks.schedules
 """
@@ -62,6 +63,7 @@ def main() -> None:
     parser.add_argument("--responses", type=int, default=64, help="per step")
     parser.add_argument("--tokens", type=int, default=256, help="per response")
     parser.add_argument("--hidden", type=int, default=256, help="width of the models")
+    parser.add_argument("--places", type=int, default=8, help="responses decoded together, where lengths differ")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each")
     arguments = parser.parse_args()
     if arguments.steps < FILLING + DRAINING + 1:
@@ -83,27 +85,28 @@ def main() -> None:
                 if schedule == "pipelined":
                     for side in SIDES:
                         sides[side] += busy[side]
-        speeds = {
-            name: [
-                speed
-                for turn in range(arguments.rounds)
-                for speed in tokens_per_second(
-                    run(
-                        folder,
-                        f"tail-{name}{turn}",
-                        *sizes,
-                        ignore_eos=False,
-                        schedule={"name": name, "max_staleness": 1},
-                        placement={"rollout_devices": 1},
-                    )
+        speeds: dict[str, list[float]] = {"pipelined": [], "streaming": []}
+        tails: dict[str, list[float]] = {f"{schedule}, {side}": [] for schedule in speeds for side in SIDES}
+        for turn in range(arguments.rounds):
+            for schedule in speeds:
+                run_dir = run(
+                    folder,
+                    f"tail-{schedule}{turn}",
+                    *sizes,
+                    ignore_eos=False,
+                    places=arguments.places,
+                    schedule={"name": schedule, "max_staleness": 1},
+                    placement={"rollout_devices": 1},
                 )
-            ]
-            for name in ("pipelined", "streaming")
-        }
+                speeds[schedule] += tokens_per_second(run_dir)
+                _, busy = steady_steps(run_dir)
+                for side in SIDES:
+                    tails[f"{schedule}, {side}"] += busy[side]
     report("step by trainer.schedule.name", walls, "s", of="sync")
     report("step / the longer of its two sides", ratios, "ratio", of="sync")
     report("busy in a pipelined step", sides, "s", of="rollout")
     report("trained with lengths of a long tail", speeds, "tokens/s", of="streaming")
+    report("busy in a step with such lengths", tails, "s", of="pipelined, rollout")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ POLL_SECONDS = 0.5
 READY_SECONDS = 600
 """How long a process may take to get ready: to start, read its model and take the first step."""
 END_SECONDS = 60
+END_POLL_SECONDS = 0.05
 
 
 class SlicedProcess:
@@ -75,13 +76,25 @@ class SlicedProcess:
         self.go_on()
         if self._process.poll() is None:
             self._process.terminate()
-        _, left = psutil.wait_procs(self._tree, timeout=END_SECONDS)
-        for process in left:
+        everyone = {*self._tree, self._process}
+        deadline = time.monotonic() + END_SECONDS
+        while any(map(_goes_on, everyone)) and time.monotonic() < deadline:
+            time.sleep(END_POLL_SECONDS)
+        for process in everyone:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        self._process.wait()
 
     def _end_of_log(self) -> str:
         return self._log.read_text()[-4000:]
+
+
+def _goes_on(process: psutil.Process) -> bool:
+    """False also for one that has ended and whose parent has not taken note of it yet."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def take_slices(processes: Sequence[SlicedProcess], until: Callable[[], bool]) -> None:

@@ -42,7 +42,7 @@ class StepBenchmark:
     name: str
     """What a step is called, such as "PPO step"."""
     module: str
-    """The benchmark's module, which is started anew for each of `runs`."""
+    """The benchmark's module, which is started again for each of `runs`."""
     runs: Mapping[str, Run]
     """Ours by name; those that begin with "paceline" are the ordinary command on Ray."""
     peers: Mapping[str, tuple[str, str]] = field(default_factory=dict)

@@ -142,7 +142,7 @@ def measure_memory(args: argparse.Namespace) -> None:
     # AdamW's state is made in the first update; what is measured is one like all others.
     engine.train_batch(data[:1], loss_fn, micro_batch_size=1)
     before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # Begin to watch the peak anew.
+    Path("/proc/self/clear_refs").write_text("5")  # Begin to watch the peak again.
     start = time.perf_counter()
     engine.train_batch(data, loss_fn, micro_batch_size=8)
     print(json.dumps({"mib": _resident("VmHWM") - before, "seconds": time.perf_counter() - start}))

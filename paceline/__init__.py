@@ -1,6 +1,6 @@
 """RL post-training of language models where placement is one line of configuration.
 
-Importing this package imports neither Ray nor torch nor transformers; `paceline.DataProto` loads on first use.
+Importing this package imports neither Ray nor torch nor transformers; its names load on first use.
 """
 
 from __future__ import annotations
@@ -8,10 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from paceline.front import DPO, GRPO, PPO, SFT, FinishedRun, RewardModel
     from paceline.protocol import DataProto, DataProtoFuture
 
 __version__ = "0.1.0"
-__all__ = ["DataProto", "DataProtoFuture", "__version__"]
+__all__ = [
+    "DPO",
+    "GRPO",
+    "PPO",
+    "SFT",
+    "DataProto",
+    "DataProtoFuture",
+    "FinishedRun",
+    "RewardModel",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -19,4 +30,12 @@ def __getattr__(name: str) -> object:
         from paceline import protocol
 
         return getattr(protocol, name)
+    if name in __all__:
+        from paceline import front
+
+        return getattr(front, name)
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

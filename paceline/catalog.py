@@ -89,14 +89,16 @@ class BackendEntry(NameEntry):
     """It computes in other numbers than float32."""
     offload: bool = True
     """It can keep in main memory what it holds, between calls."""
+    compiles: bool = True
+    """It can compile the layers of a model."""
     packing: bool = True
     """It takes sequences without padding, one after the other."""
     tensor_parallel: bool = False
     """It divides layers between devices; the section of its name says between how many."""
+    ulysses: bool = False
+    """Its devices can share sequences, as many as ulysses_sequence_parallel_size says."""
     many_devices: bool = True
     """It trains on more than one device."""
-    recomputes_on_cpu: bool = True
-    """It has gradient checkpointing on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -218,6 +220,7 @@ _UNCLIPPED = "paceline.algorithms.unclipped_losses"
 _COVARIANCE = "paceline.algorithms.covariance_losses"
 _BACKENDS = "paceline.engine.backends"
 _TRACKERS = "paceline.report.trackers"
+_PACKAGE_TRACKERS = "paceline.report.package_trackers"
 
 ESTIMATORS = Catalog(
     "algorithm.adv_estimator",
@@ -260,24 +263,23 @@ BACKENDS = Catalog(
     {
         "local": BackendEntry(f"{_BACKENDS}.local_engine", lora=True, many_devices=False),
         "fsdp": BackendEntry(f"{_BACKENDS}.fsdp"),
-        "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True),
+        "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True, ulysses=True),
         "torchtitan": BackendEntry(
             f"{_BACKENDS}.torchtitan",
             package="torchtitan",
             bfloat16=False,
-            offload=False,
+            compiles=False,
             packing=False,
             tensor_parallel=True,
         ),
-        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False, offload=False),
+        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False, compiles=False),
         "megatron": BackendEntry(
             f"{_BACKENDS}.megatron",
             package="megatron",
             bfloat16=False,
-            offload=False,
+            compiles=False,
             packing=False,
             tensor_parallel=True,
-            recomputes_on_cpu=False,
         ),
     },
 )
@@ -294,6 +296,24 @@ LOGGERS = Catalog(
     {
         "console": LoggerEntry(_TRACKERS),
         "tensorboard": LoggerEntry(_TRACKERS),
-        "wandb": LoggerEntry(_TRACKERS, requirement="wandb==0.28.2"),
+        "wandb": LoggerEntry(_PACKAGE_TRACKERS, requirement="wandb==0.28.2"),
+        "mlflow": LoggerEntry(_PACKAGE_TRACKERS, requirement="mlflow==3.17.2"),
+        "swanlab": LoggerEntry(_PACKAGE_TRACKERS, requirement="swanlab==0.10.3"),
+        "trackio": LoggerEntry(_PACKAGE_TRACKERS, requirement="trackio==0.43.0"),
+    },
+)
+_AGENTS = "paceline.agents"
+AGENT_LOOPS = Catalog(
+    "actor_rollout_ref.rollout.agent.default_agent_loop",
+    {
+        "single_turn_agent": NameEntry(f"{_AGENTS}.loops"),
+        "tool_agent": NameEntry(f"{_AGENTS}.loops"),
+    },
+)
+TOOL_FORMATS = Catalog(
+    "actor_rollout_ref.rollout.multi_turn.format",
+    {
+        "hermes": NameEntry(f"{_AGENTS}.parsers"),
+        "json": NameEntry(f"{_AGENTS}.parsers"),
     },
 )

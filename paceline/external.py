@@ -11,6 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from paceline.errors import ConfigError
 
@@ -43,6 +44,25 @@ def import_external(library: str | None) -> None:
 def imported_modules() -> tuple[str, ...]:
     """What `import_external` imported in this process: for a process that it starts."""
     return tuple(_imported)
+
+
+def import_named(path: str) -> Any:
+    """A class or function of a user's: `package.module.Name`, or `folder/file.py:Name`.
+
+    >>> import_named("pathlib.PurePath").__name__
+    'PurePath'
+    """
+    file, colon, name = path.rpartition(":")
+    if colon:
+        module = import_file(Path(file).expanduser().resolve(), "paceline_named")
+    else:
+        place, _, name = path.rpartition(".")
+        if not place:
+            raise ImportError(f"{path!r} is neither a name with dots nor file.py:Name")
+        module = importlib.import_module(place)
+    if not hasattr(module, name):
+        raise ImportError(f"{module.__name__} has no {name!r}")
+    return getattr(module, name)
 
 
 def import_file(file: Path, prefix: str) -> ModuleType:

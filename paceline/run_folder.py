@@ -2,8 +2,9 @@
 
     <run>/
       config.yaml  environment.json  status.json  metrics.jsonl  timeline.json  ledger.jsonl
-      samples/     logs/             tensorboard/ wandb_run_id.txt
+      samples/     logs/             tensorboard/ mlflow/  swanlab/  wandb_run_id.txt and the like
       records/     alarms.jsonl      bundles of the flight recorder; steps that were far from the run
+      model/                         the trained model, of sft, reward-model and dpo
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
       checkpoint                     asks it for a checkpoint after its step
@@ -27,7 +28,6 @@ METRICS_FILE = "metrics.jsonl"
 TIMELINE_FILE = "timeline.json"
 LEDGER_FILE = "ledger.jsonl"
 ALARMS_FILE = "alarms.jsonl"
-WANDB_RUN_ID_FILE = "wandb_run_id.txt"
 LOCK_FILE = ".lock"
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
@@ -37,8 +37,12 @@ SAMPLES_FOLDER = "samples"
 LOGS_FOLDER = "logs"
 RECORDS_FOLDER = "records"
 TENSORBOARD_FOLDER = "tensorboard"
+MLFLOW_FOLDER = "mlflow"
+SWANLAB_FOLDER = "swanlab"
 VALIDATION_FOLDER = "validation"
 CHECKPOINTS_FOLDER = "checkpoints"
+MODEL_FOLDER = "model"
+"""The trained model of a run on given texts, as a Hugging Face folder, adapters merged."""
 
 LATEST = "latest_checkpointed_iteration.txt"
 STATE = "trainer.json"
@@ -57,6 +61,15 @@ _CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
 def default_run_dir(project: str, experiment: str) -> Path:
     """Where a run is kept that names no folder."""
     return Path("runs") / project / experiment
+
+
+def run_id_file(tracker: str) -> str:
+    """The file that keeps the id which a run has with a tracker.
+
+    >>> run_id_file("wandb")
+    'wandb_run_id.txt'
+    """
+    return f"{tracker}_run_id.txt"
 
 
 def checkpoint_name(step: int) -> str:

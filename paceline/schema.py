@@ -47,7 +47,7 @@ COLUMNS: dict[str, Column] = {
             "int64",
             _ROLLOUT,
             (*_MODELS, "compute_reward", "compute_advantages", *_UPDATES),
-            "1 on response tokens, the end-of-sequence token included",
+            "1 on tokens that the model sampled, the end-of-sequence token included; 0 on what it read between",
         ),
         Column(
             "rollout_log_probs",
@@ -56,6 +56,22 @@ COLUMNS: dict[str, Column] = {
             _ROLLOUT,
             ("compute_advantages",),
             "log-probs seen while sampling",
+        ),
+        Column(
+            "turn_scores",
+            ("B", "R"),
+            "float32",
+            "rows_to_batch",
+            ("score", "compute_advantages"),
+            "what the turn of a conversation earned, at its last token",
+        ),
+        Column(
+            "conversation",
+            ("B",),
+            "int64",
+            "rows_to_batch",
+            ("join_labels", "score", "compute_advantages"),
+            "place in the step of the conversation that a row is a part of",
         ),
         Column(
             "policy_versions",
@@ -152,6 +168,15 @@ COLUMNS: dict[str, Column] = {
         Column("extra_info", ("B",), "object", _DATASET, ("compute_reward",), "what else a scorer may want to know"),
         Column("raw_prompt", ("B",), "object", _DATASET, ("compute_reward", "compute_rm_score"), "the chat"),
         Column("index", ("B",), "object", _DATASET, ("compute_reward",), "number of the row in the files"),
+        Column("agent_name", ("B",), "object", _DATASET, ("start_conversations",), "names the loop, where it is given"),
+        Column(
+            "conversation_info",
+            ("B",),
+            "object",
+            "rows_to_batch",
+            ("join_labels", "conversation_metrics"),
+            "dict: ended_by, num_turns, turn_rewards, and what loops and tools counted",
+        ),
         Column("uid", ("B",), "object", "make_requests", ("compute_reward", "compute_advantages"), "names the group"),
         Column(
             "reward_extra_info",

@@ -108,6 +108,13 @@ def unknown_choice(key: str, asked: str, known: Iterable[str]) -> str:
     "trainer.resume_mode='atuo' is not known; did you mean auto? Known: auto, disable."
     """
     names = list(known)
-    close = nearest(asked, names)
-    hint = f"; did you mean {close}?" if close else "."
-    return f"{key}={asked!r} is not known{hint} Known: {', '.join(names)}."
+    return f"{key}={asked!r} is not known{meant(nearest(asked, names))} Known: {', '.join(names)}."
+
+
+def meant(close: str | None) -> str:
+    """How a sentence about a name that is not known goes on, with the name that is like it if there is one.
+
+    >>> meant("auto"), meant(None)
+    ('; did you mean auto?', '.')
+    """
+    return f"; did you mean {close}?" if close else "."

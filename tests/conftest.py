@@ -6,10 +6,12 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"
+gc.disable()  # until the imports of all test files are done, which leave next to no garbage
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +54,7 @@ def pytest_collection_finish() -> None:
     """The garbage collector never again looks at what the imports left: a million objects."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,6 +63,14 @@ def cache_outside_the_home_folder(tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a small run reads, where a file has no other of its own."""
+    from tests.runs import make_material
+
+    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="session")

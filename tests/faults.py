@@ -88,9 +88,9 @@ class FaultyRunner(TaskRunner):
         trainer = super().build_trainer(config, ray_worker_group_cls)
         score = trainer.score
 
-        def deadly_score(batch: DataProto, **options: Any) -> Any:
+        def deadly_score(batch: DataProto, *options: Any) -> Any:
             strike("driver", ready=trainer.global_step == 5)
-            return score(batch, **options)
+            return score(batch, *options)
 
         trainer.score = deadly_score  # type: ignore[method-assign]
         return trainer

@@ -13,7 +13,6 @@ import string
 from pathlib import Path
 
 import torch
-from train_reward_model import train as train_reward_model
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from paceline.cli import main as paceline
@@ -79,8 +78,17 @@ def main(output, overrides):
         prepared = str(output / purpose)
         paceline(["data", "full_hh_rlhf", "--input", str(raw), "--output", prepared, "--for", purpose])
 
-    right = train_reward_model(output / "rm" / "train.parquet", output / "base", output / "reward_model", lr=3e-3)
-    print(f"reward model: {right:.2f} of the last pairs in the right order")
+    paceline(
+        [
+            "reward-model",
+            f"data.train_files={output}/rm/train.parquet",
+            f"data.val_files={output}/rm/test.parquet",
+            f"model.path={output}/base",
+            f"trainer.default_local_dir={output}/reward_model",
+            "optim.lr=3e-3",
+            "trainer.logger=[console]",
+        ]
+    )
 
     return paceline(
         [
@@ -89,7 +97,7 @@ def main(output, overrides):
             f"data.val_files={output}/rl/test.parquet",
             f"actor_rollout_ref.model.path={output}/base",
             "reward_model.enable=True",
-            f"reward_model.model.path={output}/reward_model",
+            f"reward_model.model.path={output}/reward_model/model",
             f"trainer.default_local_dir={output}/run",
             "data.train_batch_size=64",
             "data.max_prompt_length=64",

@@ -38,7 +38,7 @@ EXAMPLE = [
     {"role": "user", "content": "Mia has 4 pens and gets 5 more. How many pens does Mia have now?"},
     {"role": "assistant", "content": "4 + 5 = 9\n#### 9"},
 ]
-"""Begins every prompt: told the form in words alone, the model hardly ever keeps it, and there is nothing to reward."""
+"""Begins every prompt: from a description of the form alone, the model hardly ever keeps it: nothing to reward."""
 SMALLEST = 2
 """Number in a problem; `--largest` can't be less."""
 DRAWS = 100

@@ -25,6 +25,13 @@ __all__ = ["RewardManager", "SplitTaskRunner", "main"]
 class SplitTaskRunner(TaskRunner):
     """Builds the pools and says which role runs where. It runs inside Ray, since it drives the workers."""
 
+    @classmethod
+    def look_ahead(cls, config):
+        """Its trainer reads the data and rewards that the configuration names: they are checked before Ray starts."""
+        from paceline.trainer.preflight import preflight
+
+        preflight(config)
+
     def build_trainer(self, config, ray_worker_group_cls=None):
         """The trainer, with a pool for the policy and one for the critic."""
         from split_monkey_patch import fit

@@ -1,4 +1,7 @@
-"""`paceline doctor`: what this machine can run, and the command that brings what it lacks."""
+"""`paceline doctor`: what this machine can run, and the command that brings what it lacks.
+
+Each check imports the packages that it needs by itself, so that one that is missing does not end the others.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from typing import Literal
 
 from paceline.catalog import BACKENDS, LOGGERS
 from paceline.cli import make_parser
+from paceline.errors import PacelineError
 from paceline.machine import available_cores, total_memory
 from paceline.report.environment import installed_version
 
@@ -74,7 +78,7 @@ def guarded(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
         yield from check()
     except Exception as error:
         name = check.__name__.removeprefix("check_").replace("_", " ")
-        yield Finding(name, "missing", f"could not be looked at: {type(error).__name__}: {error}")
+        yield Finding(name, "missing", f"could not be checked: {type(error).__name__}: {error}")
 
 
 def check_python() -> Iterator[Finding]:
@@ -200,7 +204,6 @@ def check_backends() -> Iterator[Finding]:
 
 def check_sandbox() -> Iterator[Finding]:
     """Whether programs in responses can be run in isolation: tries one."""
-    from paceline.errors import PacelineError
     from paceline.rewards.sandbox import LocalSandbox
 
     try:

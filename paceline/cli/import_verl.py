@@ -106,7 +106,7 @@ def _imports(file: Path, arguments: list[str], variables: dict[str, str]) -> Ite
         lists = json.loads(file.read_text())
         return [import_overrides(str(name), [str(item) for item in lists[name]]) for name in lists]
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{file} is no JSON of overrides by name: {error}.") from error
+        raise ConfigError(f"{file} is not JSON with overrides by name: {error}.") from error
 
 
 def launch_of(name: str, script: Script) -> list[str]:

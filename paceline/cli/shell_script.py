@@ -2,29 +2,19 @@
 
 A small part of the shell's language: assignments, `export`, arrays, quotes, line continuations, comments, `${X:-y}` and
 its relatives, `$((a + b))` with whole numbers, `if`, `case`, functions. Nothing is executed: `$(command)` stays as it
-is written, loops are passed over, and what was not understood is said in `remarks`.
+is written, loops are skipped, and what was not understood is said in `remarks`.
 """
 
 from __future__ import annotations
 
-import ast
 import fnmatch
-import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.cli.shell_values import any_of, computed, cut
 from paceline.cli.shell_words import Token, Word, tokens_of
 
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv,
-    ast.Mod: operator.mod,
-}
-_LARGEST = 2**63
 _DEEPEST = 50
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)", re.DOTALL)
 _EXPANSION = re.compile(r"([A-Za-z_]\w*|[0-9@*#?$])(\[[@*\w]+\])?(.*)", re.DOTALL)
@@ -105,7 +95,7 @@ class _Reader:
         elif keyword == "case":
             self.cases(inside)
         else:
-            self.remark(f"a `{keyword}` loop is passed over")
+            self.remark(f"a `{keyword}` loop is skipped")
 
     def branches(self, inside: list[Token]) -> None:
         """The first branch whose condition holds; what can't be decided counts as false."""
@@ -130,7 +120,7 @@ class _Reader:
         holds: bool | None = None
         if first in ("[", "[[", "test"):
             words = [word for word in words if word not in ("[", "[[", "test", "]", "]]", "\n", ";")]
-            holds = _any_of(words)
+            holds = any_of(words)
         if holds is None:
             self.remark(f"the condition `{shown}` is taken as false")
         return bool(holds)
@@ -286,7 +276,7 @@ class _Reader:
             return [default]
         if rule[:1] == "+":
             return [""] if is_unset else [self.text(rule[1:])]
-        return [_cut(value, change) for value in values or [""]]
+        return [cut(value, change) for value in values or [""]]
 
     def text(self, source: str) -> str:
         """The text of a default, which may have expansions and quotes of its own."""
@@ -297,8 +287,8 @@ class _Reader:
         """Whole numbers with + - * / % and brackets; a name is its variable."""
         filled = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda match: self.number_text(match[1]), source)
         try:
-            return str(_computed(ast.parse(filled.strip(), mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+            return str(computed(filled))
+        except ValueError:
             self.remark(f"$(({source})) is not a sum of whole numbers, and stands as it is written")
             return f"$(({source}))"
 
@@ -309,88 +299,6 @@ class _Reader:
     def remark(self, text: str) -> None:
         if text not in self.script.remarks:
             self.script.remarks.append(text)
-
-
-def _computed(node: ast.expr) -> int:
-    """The value of a parsed sum; a ValueError for anything else in it."""
-    match node:
-        case ast.Constant(value=int(value)) if not isinstance(value, bool):
-            result = value
-        case ast.UnaryOp(op=ast.USub(), operand=inner):
-            result = -_computed(inner)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
-            result = _OPERATORS[type(sign)](_computed(left), _computed(right))
-        case _:
-            raise ValueError("no sum")
-    if abs(result) >= _LARGEST:
-        raise ValueError("too large")
-    return result
-
-
-def _cut(value: str, change: str) -> str:
-    """`%`, `%%`, `#`, `##` cut an end or a beginning off; `/a/b` puts b for a; `,,` and `^^` change case."""
-    if change in (",,", "^^"):
-        return value.lower() if change == ",," else value.upper()
-    if change.startswith("/"):
-        everywhere = change.startswith("//")
-        old, _, new = change.lstrip("/").partition("/")
-        return value.replace(old, new) if everywhere else value.replace(old, new, 1)
-    sign = re.match(r"%%|%|##|#", change)
-    if sign is None:
-        return value
-    pattern = change[sign.end() :]
-    places = range(len(value) + 1)
-    if sign[0] in ("%", "%%"):
-        found = [i for i in places if fnmatch.fnmatchcase(value[i:], pattern)]
-        return value[: (max if sign[0] == "%" else min)(found)] if found else value
-    found = [i for i in places if fnmatch.fnmatchcase(value[:i], pattern)]
-    return value[(min if sign[0] == "#" else max)(found) :] if found else value
-
-
-def _any_of(words: list[str]) -> bool | None:
-    """Tests with `&&`, `||` and `!` between them; None if one of them is of another kind."""
-    answers = []
-    for alternative in _parts(words, "||"):
-        tests = [_test(part[1:], True) if part[:1] == ["!"] else _test(part) for part in _parts(alternative, "&&")]
-        if None in tests:
-            return None
-        answers.append(all(tests))
-    return any(answers)
-
-
-def _parts(words: list[str], sign: str) -> list[list[str]]:
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == sign:
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
-
-
-def _test(words: list[str], is_negated: bool = False) -> bool | None:
-    """What a test says; None if it is of another kind, such as one about files."""
-    if is_negated:
-        answer = _test(words)
-        return None if answer is None else not answer
-    match words:
-        case ["-z", text]:
-            return not text
-        case ["-n", text] | [text]:
-            return bool(text)
-        case [left, "=" | "==", right]:
-            return fnmatch.fnmatchcase(left, right)
-        case [left, "!=", right]:
-            return not fnmatch.fnmatchcase(left, right)
-        case [left, "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" as sign, right]:
-            if not (left.lstrip("-").isdigit() and right.lstrip("-").isdigit()):
-                return None
-            compare = {
-                "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt,
-                "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
-            }  # fmt: skip
-            return bool(compare[sign](int(left), int(right)))
-    return None
 
 
 _CLOSING = {"if": "fi", "case": "esac", "for": "done", "while": "done", "until": "done", "select": "done", "{": "}"}

@@ -1,21 +1,12 @@
-"""`paceline train key=value ...`: PPO by configuration. Takes Hydra's flags too, such as --cfg job."""
+"""`paceline train key=value ...`: PPO by configuration. Takes Hydra's flags, too."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+
+from paceline.cli.hydra_command import run_trainer
 
 
 def main(argv: Sequence[str]) -> int:
-    """Hand everything on to the trainer, whose Hydra reads the process's own arguments."""
-    if {"--help", "-h"} & set(argv):
-        from paceline.config.describe import render_help
-
-        sys.stdout.write(render_help("paceline train"))  # without loading Hydra
-        return 0
-
-    from paceline.trainer import main_ppo
-
-    sys.argv = ["paceline train", *argv]
-    main_ppo.cli()
-    return 0
+    """Train as the arguments say. Gives the exit code."""
+    return run_trainer("train", "ppo", "main_ppo", argv)

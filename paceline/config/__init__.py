@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from paceline.config.agents import AgentConfig, MultiTurnConfig
 from paceline.config.field_rules import OnlyWith
 from paceline.config.model_sections import (
     ActorConfig,
@@ -42,10 +43,16 @@ from paceline.config.run_sections import (
     PlacementConfig,
     RayConfig,
     RolloutCorrectionConfig,
+    RunConfig,
     SamplerConfig,
     ScheduleConfig,
     TrainerConfig,
-    TransferQueueConfig,
+)
+from paceline.config.supervised import (
+    DPOConfig,
+    RewardModelTrainingConfig,
+    SFTConfig,
+    SupervisedConfig,
 )
 
 
@@ -69,18 +76,25 @@ class PPOConfig:
     """The run."""
     ray_kwargs: RayConfig = field(default_factory=RayConfig)
     """Ray."""
-    transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)
-    """Data plane."""
 
+
+AnyRunConfig = PPOConfig | SupervisedConfig
+"""Of a run of any kind."""
+ROOTS: tuple[type[AnyRunConfig], ...] = (PPOConfig, SFTConfig, RewardModelTrainingConfig, DPOConfig)
+"""The whole configurations of each kind of run."""
 
 __all__ = [
+    "ROOTS",
     "ActorConfig",
     "ActorRolloutRefConfig",
+    "AgentConfig",
     "AlgorithmConfig",
+    "AnyRunConfig",
     "CriticConfig",
     "CriticModelConfig",
     "CustomDatasetConfig",
     "CustomRewardConfig",
+    "DPOConfig",
     "DataConfig",
     "EngineKwargsConfig",
     "FilterGroupsConfig",
@@ -88,6 +102,7 @@ __all__ = [
     "FsdpConfig",
     "KLControlConfig",
     "ModelConfig",
+    "MultiTurnConfig",
     "OptimConfig",
     "OverlongBufferConfig",
     "PPOConfig",
@@ -100,14 +115,17 @@ __all__ = [
     "RewardKwargsConfig",
     "RewardModelConfig",
     "RewardModelModelConfig",
+    "RewardModelTrainingConfig",
     "RolloutConfig",
     "RolloutCorrectionConfig",
+    "RunConfig",
+    "SFTConfig",
     "SamplerConfig",
     "SandboxConfig",
     "ScheduleConfig",
     "SourceWeights",
+    "SupervisedConfig",
     "TrainedModelConfig",
     "TrainerConfig",
-    "TransferQueueConfig",
     "ValSamplingConfig",
 ]

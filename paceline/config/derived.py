@@ -4,29 +4,36 @@ devices are divided into pools. A pool is a list of devices per node."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from paceline.catalog import ESTIMATORS
 from paceline.config import (
     ActorConfig,
+    ActorRolloutRefConfig,
     AlgorithmConfig,
+    AnyRunConfig,
     CriticConfig,
     PlacementConfig,
     PPOConfig,
     RewardModelConfig,
+    SupervisedConfig,
     TrainerConfig,
 )
+from paceline.config.supervised import TrainingEngineConfig
 from paceline.errors import ConfigError
 
 GLOBAL_POOL = "global_pool"
 ACTOR_POOL = "actor_rollout_ref_pool"
 CRITIC_POOL = "critic_pool"
 ROLLOUT_POOL = "rollout_pool"
+REWARD_MODEL_POOL = "reward_model_pool"
 UPDATE_ROWS, FORWARD_ROWS = 8, 16
 """Responses of a micro-batch with gradients, and of one without, where micro-batches go by rows and none are set."""
 TOKEN_BUDGET = 4096
 """Tokens of a micro-batch in a worker that has no driver to choose them."""
 
 Pools = dict[str, list[int]]
+SupervisedRoot = TypeVar("SupervisedRoot", bound=SupervisedConfig)
 
 
 def uses_critic(config: PPOConfig) -> bool:
@@ -38,6 +45,14 @@ def uses_critic(config: PPOConfig) -> bool:
 def uses_reference(config: PPOConfig) -> bool:
     """Whether a KL term needs the reference policy."""
     return config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+
+
+def uses_agents(config: PPOConfig) -> bool:
+    """Whether agent processes have conversations with the rollout, instead of one response to each prompt."""
+    rollout = config.actor_rollout_ref.rollout
+    agent = rollout.agent
+    has_own = agent.default_agent_loop != "single_turn_agent" or agent.agent_loop_config_path is not None
+    return rollout.multi_turn.enable or has_own
 
 
 def uses_sum_pi_squared(config: PPOConfig) -> bool:
@@ -54,6 +69,16 @@ def component_weights(algorithm: AlgorithmConfig) -> dict[str, float]:
         return {}
     names = algorithm.gdpo_reward_keys or []
     return dict(zip(names, algorithm.gdpo_reward_weights or [1.0] * len(names), strict=True))
+
+
+def policy_config(config: PPOConfig) -> ActorRolloutRefConfig:
+    """The policy's section. Where weights change between two steps of decoding, vLLM begins none ahead of its time."""
+    policy = config.actor_rollout_ref
+    if config.trainer.schedule.name != "streaming" or policy.rollout.name != "vllm":
+        return policy
+    kwargs = policy.rollout.engine_kwargs
+    kwargs = replace(kwargs, vllm={"async_scheduling": False, **kwargs.vllm})
+    return replace(policy, rollout=replace(policy.rollout, engine_kwargs=kwargs))
 
 
 def critic_config(config: PPOConfig) -> CriticConfig:
@@ -109,6 +134,20 @@ def backend_for(strategy: str | None, num_devices: int) -> str:
     return strategy or ("local" if num_devices == 1 else "fsdp2")
 
 
+def reward_model_pool(config: PPOConfig) -> list[int]:
+    """Devices per node of the reward model's own pool; none if it has no such pool."""
+    section = config.reward_model
+    if not (section.enable and section.enable_resource_pool):
+        return []
+    return [section.n_gpus_per_node or config.trainer.n_gpus_per_node] * (section.nnodes or 1)
+
+
+def run_pools(config: PPOConfig) -> Pools:
+    """All pools of a placement: those that share the trainer's devices, and the reward model's own."""
+    own = reward_model_pool(config)
+    return device_pools(config.trainer) | ({REWARD_MODEL_POOL: own} if own else {})
+
+
 def role_pools(trainer: TrainerConfig) -> tuple[list[int], list[int]]:
     """Devices per node of the actor's pool, and of that of critic and reward model."""
     pools = device_pools(trainer)
@@ -125,20 +164,37 @@ def with_backends(config: PPOConfig) -> PPOConfig:
     except ConfigError:  # a placement that can't be; any number of devices will do to check the rest
         actor_devices = critic_devices = 2
     policy, critic, scorer = config.actor_rollout_ref, config.critic, config.reward_model
+    scorer_devices = sum(reward_model_pool(config)) or critic_devices
     actor = replace(policy.actor, strategy=backend_for(policy.actor.strategy, actor_devices))
     return replace(
         config,
         actor_rollout_ref=replace(policy, actor=actor),
         critic=replace(critic, strategy=backend_for(critic.strategy, critic_devices)),
-        reward_model=replace(scorer, strategy=backend_for(scorer.strategy, critic_devices)),
+        reward_model=replace(scorer, strategy=backend_for(scorer.strategy, scorer_devices)),
     )
 
 
-def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+def num_devices(config: AnyRunConfig) -> int:
+    """Of the whole run."""
+    return config.trainer.nnodes * config.trainer.n_gpus_per_node
+
+
+def with_backend(config: SupervisedRoot) -> SupervisedRoot:
+    """The same with a backend for the model: what its section leaves open follows from the devices."""
+    strategy = backend_for(config.engine.strategy, num_devices(config))
+    return replace(config, engine=replace(config.engine, strategy=strategy))
+
+
+def tensor_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig | TrainingEngineConfig) -> int:
     """Of the backend that the section names; 1 if that has no tensor parallelism."""
     backends = {"megatron": section.megatron, "torchtitan": section.torchtitan}
     named = backends.get(section.strategy or "")
     return named.tensor_model_parallel_size if named is not None else 1
+
+
+def pipeline_parallel_size(section: ActorConfig | CriticConfig | RewardModelConfig) -> int:
+    """Stages of a model on megatron; 1 on every other backend."""
+    return section.megatron.pipeline_model_parallel_size if section.strategy == "megatron" else 1
 
 
 def device_pools(trainer: TrainerConfig) -> Pools:

@@ -1,7 +1,8 @@
 """The configuration as yaml, as a page and as help, from the dataclasses and the docstrings under their fields.
 
-`python -m paceline.config.describe yaml` writes the shipped yaml to standard output, `markdown` the reference in
-docs/config.md, `verl` docs/verl_keys.md; a test holds these files equal to this.
+`python -m paceline.config.describe yaml` writes the shipped yaml of PPO to standard output, `yaml sft` that of another
+kind of run, `markdown` the reference in docs/config.md, `verl` docs/verl_keys.md; a test holds these files equal to
+this.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable
-from dataclasses import is_dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache, partial
 from itertools import pairwise
 from typing import Literal, Union, get_args, get_origin
 
 import yaml
 
+from paceline.config import AnyRunConfig, DPOConfig, PPOConfig, RewardModelTrainingConfig, SFTConfig
 from paceline.config.dialect.choices import CHOICES, REFUSED_CHOICES
 from paceline.config.dialect.rule_kinds import show
 from paceline.config.dialect.translation import RULES
@@ -27,8 +29,8 @@ from paceline.config.keys import Key, walk_keys
 
 _YAML_HEAD = """\
 # Every key of a run with its default. Set keys on the command line (trainer.nnodes=2) or keep a yaml of your own with
-# only those that differ: paths may begin with ~ and values may refer to others (${actor_rollout_ref.model.path}).
-# Written by `python -m paceline.config.describe yaml`.
+# only those that differ: paths may begin with ~ and values may refer to others (${{{model}.path}}).
+# Written by `python -m paceline.config.describe {command}`.
 
 # Hydra: no folder of its own, no change of the working directory, and logging is left to paceline.
 defaults:
@@ -72,19 +74,47 @@ This page is written by `python -m paceline.config.describe verl`.
 """
 
 _HELP_HEAD = """\
-PPO training of a language model.
+{about}
 
 Usage: {command} key=value ...     (--cfg job shows the composed configuration, --hydra-help Hydra's flags)
 
-At least: data.train_files=train.parquet actor_rollout_ref.model.path=<folder or hub id>
+At least: data.train_files=train.parquet {model}.path=<folder or hub id>
 
 examples:
-  {command} data.train_files=train.parquet actor_rollout_ref.model.path=model trainer.dry_run=True     only a look
-  {command} data.train_files=train.parquet actor_rollout_ref.model.path=model trainer.placement.name=split
+  {command} data.train_files=train.parquet {model}.path=model trainer.dry_run=True     only a look
+  {command} data.train_files=train.parquet {model}.path=model {example}
   paceline config clip                                                                     find a key
 
 Keys, with their defaults:
 """
+
+
+@dataclass(frozen=True)
+class RunKind:
+    """A kind of run, as its help and its yaml speak of it."""
+
+    root: type[AnyRunConfig]
+    about: str
+    model: str
+    """The section of its model."""
+    example: str
+
+
+KINDS = {
+    "ppo": RunKind(
+        PPOConfig, "PPO training of a language model.", "actor_rollout_ref.model", "trainer.placement.name=split"
+    ),
+    "sft": RunKind(
+        SFTConfig, "Supervised fine-tuning of a language model on conversations.", "model", "model.lora_rank=16"
+    ),
+    "reward_model": RunKind(
+        RewardModelTrainingConfig, "Training of a reward model on preference pairs.", "model", "optim.lr=2e-5"
+    ),
+    "dpo": RunKind(
+        DPOConfig, "Direct preference optimisation of a language model on pairs.", "model", "loss.beta=0.05"
+    ),
+}
+"""By the first part of the name of their yaml."""
 
 
 @cache
@@ -147,10 +177,11 @@ def _wrap(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, 118, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def render_yaml() -> str:
-    """trainer/config/ppo_trainer.yaml: every key with its default, under a comment with its description."""
-    lines = [_YAML_HEAD.rstrip()]
-    for key in walk_keys():
+def render_yaml(kind: str = "ppo") -> str:
+    """trainer/config/<kind>_trainer.yaml: every key with its default, under a comment with its description."""
+    command = "yaml" if kind == "ppo" else f"yaml {kind}"
+    lines = [_YAML_HEAD.format(model=KINDS[kind].model, command=command).rstrip()]
+    for key in walk_keys(KINDS[kind].root()):
         depth = key.name.count(".")
         indent = "  " * depth
         if depth == 0:
@@ -161,25 +192,42 @@ def render_yaml() -> str:
 
 
 def render_markdown() -> str:
-    """docs/config.md: one table per section."""
-    lines = [_MARKDOWN_HEAD.rstrip()]
-    for section in (key for key in walk_keys() if key.is_section):
-        leaves = [key for key in walk_keys() if not key.is_section and key.name.rpartition(".")[0] == section.name]
-        if not leaves:
-            continue
-        about = inspect.getdoc(type(section.default)) or ""
-        lines += ["", f"## {section.name}", "", " ".join(about.split()), "", "| key | type | default | meaning |"]
-        lines.append("| --- | --- | --- | --- |")
-        for key in leaves:
-            meaning = description(key).replace("|", "\\|")
-            lines.append(f"| `{key.name}` | {type_name(key.hint)} | `{value_text(key.default)}` | {meaning} |")
+    """docs/config.md: one table per section, of PPO, then of the other kinds of runs."""
+    lines = [_MARKDOWN_HEAD.rstrip(), *_section_tables(PPOConfig())]
+    for name in ("sft", "reward_model", "dpo"):
+        command, others = name.replace("_", "-"), "" if name == "sft" else " Other keys are as those of `paceline sft`."
+        lines += ["", f"# paceline {command}", "", f"{KINDS[name].about}{others}"]
+        known = {} if name == "sft" else {key.name: key for key in walk_keys(SFTConfig())}
+        lines += _section_tables(KINDS[name].root(), f"{command}: ", known)
     return "\n".join(lines) + "\n"
 
 
-def render_help(command: str) -> str:
+def _section_tables(root: AnyRunConfig, title: str = "", known: Mapping[str, Key] | None = None) -> Iterator[str]:
+    """A table for each section, without keys that are the same in `known`."""
+
+    def is_known(key: Key) -> bool:
+        same = (known or {}).get(key.name)
+        return same is not None and (same.default, docstring(same)) == (key.default, docstring(key))
+
+    keys = [key for key in walk_keys(root) if key.is_section or not is_known(key)]
+    for section in (key for key in keys if key.is_section):
+        leaves = [key for key in keys if not key.is_section and key.name.rpartition(".")[0] == section.name]
+        if not leaves:
+            continue
+        about = inspect.getdoc(type(section.default)) or ""
+        yield from ("", f"## {title}{section.name}", "", " ".join(about.split()), "")
+        yield from ("| key | type | default | meaning |", "| --- | --- | --- | --- |")
+        for key in leaves:
+            meaning = description(key).replace("|", "\\|")
+            yield f"| `{key.name}` | {type_name(key.hint)} | `{value_text(key.default)}` | {meaning} |"
+
+
+def render_help(command: str, kind: str = "ppo") -> str:
     """What --help of a command that trains shows: how to start, then every key with its default and description."""
-    lines = [_HELP_HEAD.format(command=command).rstrip()]
-    for key in walk_keys():
+    this = KINDS[kind]
+    head = _HELP_HEAD.format(command=command, about=this.about, model=this.model, example=this.example)
+    lines = [head.rstrip()]
+    for key in walk_keys(this.root()):
         if key.is_section:
             continue
         lines.append(f"  {key.name}={value_text(key.default)}")
@@ -206,12 +254,14 @@ def _in_table(text: str) -> str:
 
 
 _RENDERERS: dict[str, Callable[[], str]] = {
+    **{f"yaml {kind}": partial(render_yaml, kind) for kind in KINDS},
     "yaml": render_yaml,
     "markdown": render_markdown,
     "verl": render_verl_keys,
 }
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in _RENDERERS:
+    asked = " ".join(sys.argv[1:])
+    if asked not in _RENDERERS:
         sys.exit(f"usage: python -m paceline.config.describe {'|'.join(_RENDERERS)}")
-    sys.stdout.write(_RENDERERS[sys.argv[1]]())
+    sys.stdout.write(_RENDERERS[asked]())

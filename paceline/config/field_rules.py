@@ -66,6 +66,7 @@ class OnlyWith(Enum):
     REFERENCE = auto()
     REWARD_MODEL = auto()
     VLLM = auto()
+    AGENTS = auto()
 
 
 Count = Annotated[int, Range(1)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.field_rules import Names, OnlyWith, Range
 from paceline.text import nearest
 
@@ -97,12 +97,12 @@ def _rules(hint: object) -> Iterator[object]:
 
 
 @cache
-def known_keys() -> dict[str, Key]:
-    """All sections and keys by full name."""
-    return {key.name: key for key in walk_keys()}
+def known_keys(root: type[AnyRunConfig] = PPOConfig) -> dict[str, Key]:
+    """All sections and keys of a kind of run by full name."""
+    return {key.name: key for key in walk_keys(root())}
 
 
-def value_of(config: PPOConfig, name: str) -> Any:
+def value_of(config: AnyRunConfig, name: str) -> Any:
     """The value of a key, or the dataclass of a section."""
     value: Any = config
     for part in name.split("."):
@@ -110,17 +110,18 @@ def value_of(config: PPOConfig, name: str) -> Any:
     return value
 
 
-def is_known_key(name: str) -> bool:
+def is_known_key(name: str, root: type[AnyRunConfig] = PPOConfig) -> bool:
     """Whether `name` is a key or section, or lies below a key that holds a dict of the user's own."""
-    if name in known_keys():
+    known = known_keys(root)
+    if name in known:
         return True
     parent = name.rpartition(".")[0]
-    while parent and parent not in known_keys():
+    while parent and parent not in known:
         parent = parent.rpartition(".")[0]
-    return bool(parent) and get_origin(known_keys()[parent].hint) is dict
+    return bool(parent) and get_origin(known[parent].hint) is dict
 
 
-def nearest_key(name: str) -> str | None:
+def nearest_key(name: str, root: type[AnyRunConfig] = PPOConfig) -> str | None:
     """The known key that `name` was probably meant to be; None if no key is really like it.
 
     What is compared is the last part of a name: that sections are the same makes two keys no more alike.
@@ -132,7 +133,7 @@ def nearest_key(name: str) -> str | None:
     >>> nearest_key("actor_rollout_ref.rollout.max_model_len")
     """
     section, _, field = name.rpartition(".")
-    keys = known_keys().values()
+    keys = known_keys(root).values()
     if longer := [key.name for key in keys if key.name.startswith(f"{name}_")]:
         return min(longer, key=len)
     beside = {key.field for key in keys if key.name.rpartition(".")[0] == section}

@@ -1,4 +1,5 @@
-"""From what a user gives (Hydra's config, a yaml, a dict, dataclasses) to one complete, frozen, typed PPOConfig.
+"""From what a user gives (Hydra's config, a yaml, a dict, dataclasses) to one complete, frozen, typed
+configuration: a PPOConfig, or that of another kind of run.
 
 Takes any subset of the keys; the rest are the defaults of the dataclasses. Gives all problems at once.
 """
@@ -15,13 +16,13 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig, SupervisedConfig
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.dialect.translation import Note, translate
 from paceline.config.field_rules import Names
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SectionType = TypeVar("SectionType", bound="DataclassInstance")
+Root = TypeVar("Root", bound=AnyRunConfig)
 Config = DictConfig | Mapping[str, object] | PPOConfig
+SupervisedSource = DictConfig | Mapping[str, object] | SupervisedConfig
 Problems = dict[str, str]
 """Key to message; a message begins with the key that it is about."""
 
@@ -59,17 +62,17 @@ def load_config(config: Config) -> PPOConfig:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(Generic[Root]):
     """A configuration as far as it could be read."""
 
-    cfg: PPOConfig
+    cfg: Root
     """A key with a problem has its default here."""
     problems: Problems
     notes: list[Note] = field(default_factory=list)
     """What became of keys of verl's that were taken."""
 
 
-def read_config(config: Config) -> Reading:
+def read_config(config: Config) -> Reading[PPOConfig]:
     """As load_config, but gives the problems back, and what was said of keys of verl's.
 
     From here on, what is a secret in it is hidden in all that this process logs, raises and writes.
@@ -77,17 +80,31 @@ def read_config(config: Config) -> Reading:
     if isinstance(config, PPOConfig):
         return Reading(config, {})
     problems: Problems = {}
-    merged = _merge(to_dict(PPOConfig()), _plain(config))
+    translation = translate(_resolved_tree(config, PPOConfig(), problems))
+    problems |= translation.problems
+    cfg = _read_section(translation.tree, PPOConfig(), "", problems, PPOConfig)
+    return Reading(cfg, problems, translation.notes)
+
+
+def read_config_of(root: type[Root], config: SupervisedSource) -> Reading[Root]:
+    """The same for another kind of run, with keys of its own and none of verl's."""
+    if isinstance(config, root):
+        return Reading(config, {})
+    problems: Problems = {}
+    tree = _resolved_tree(config, root(), problems)
+    return Reading(_read_section(tree, root(), "", problems, root), problems)
+
+
+def _resolved_tree(config: Config | SupervisedSource, default: AnyRunConfig, problems: Problems) -> dict[str, object]:
+    """What was given over the defaults, its references followed; its secrets are hidden from here on."""
+    merged = _merge(to_dict(default), _plain(config))
     try:
         is_ready = _is_resolved(merged)
         tree = copy.deepcopy(merged) if is_ready else _resolve_section(OmegaConf.create(merged), "", problems)
     except OmegaConfBaseException as error:
         raise ConfigError(f"the configuration can't be parsed: {error}") from error
     remember_secrets("", tree)
-    translation = translate(tree)
-    problems |= translation.problems
-    cfg = _read_section(translation.tree, PPOConfig(), "", problems)
-    return Reading(cfg, problems, translation.notes)
+    return cast(dict[str, object], tree)
 
 
 def read_saved(file: Path) -> DictConfig:
@@ -103,12 +120,21 @@ def read_saved(file: Path) -> DictConfig:
     return saved
 
 
-def to_dict(cfg: PPOConfig) -> dict[str, Any]:
+def read_policy_config(saved: DictConfig) -> Reading[PPOConfig]:
+    """What `read_saved` gave, as the configuration of a policy: of a run on given texts its model, and its template."""
+    if "model" not in saved:
+        return read_config(saved)
+    template = OmegaConf.select(saved, "data.apply_chat_template_kwargs")
+    policy = {"actor_rollout_ref": {"model": saved.model}, "data": {"apply_chat_template_kwargs": template or {}}}
+    return read_config(OmegaConf.create(policy))
+
+
+def to_dict(cfg: AnyRunConfig) -> dict[str, Any]:
     """The configuration as nested plain dicts and lists."""
     return {key: _as_lists(value) for key, value in dataclasses.asdict(cfg).items()}
 
 
-def to_dictconfig(cfg: PPOConfig) -> DictConfig:
+def to_dictconfig(cfg: AnyRunConfig) -> DictConfig:
     """The configuration as a DictConfig that refuses unknown keys."""
     result = OmegaConf.create(to_dict(cfg))
     OmegaConf.set_struct(result, True)
@@ -129,16 +155,18 @@ def _as_lists(value: object) -> object:
     return value
 
 
-def _plain(config: Config) -> dict[str, object]:
+def _plain(config: Config | SupervisedSource) -> dict[str, object]:
     """What the user gave, as plain dicts with interpolations still in, without Hydra's own keys."""
-    if isinstance(config, PPOConfig):
+    if isinstance(config, PPOConfig | SupervisedConfig):
         return to_dict(config)
     if isinstance(config, DictConfig):
         plain: object = OmegaConf.to_container(config, resolve=False)
     else:
         plain = config
     if not isinstance(plain, Mapping):
-        raise ConfigError(f"the configuration must be a DictConfig, a dict or a PPOConfig; got {type(config)}.")
+        raise ConfigError(
+            f"the configuration must be a DictConfig, a dict or a dataclass of paceline.config; got {type(config)}."
+        )
     return {str(key): value for key, value in plain.items() if key not in HYDRA_KEYS}
 
 
@@ -192,38 +220,40 @@ def _hints(section: type) -> dict[str, Any]:
     return get_type_hints(section)
 
 
-def _read_section(tree: Mapping[str, object], default: SectionType, prefix: str, problems: Problems) -> SectionType:
+def _read_section(
+    tree: Mapping[str, object], default: SectionType, prefix: str, problems: Problems, root: type[AnyRunConfig]
+) -> SectionType:
     """The dataclass of one section, with `default` where nothing (right) was given."""
     hints = _hints(type(default))
     values: dict[str, object] = {}
     for name, value in tree.items():
         key = prefix + name
         if name not in hints:
-            _report_unknown(key, value, problems)
+            _report_unknown(key, value, problems, root)
         elif dataclasses.is_dataclass(hints[name]):
             if isinstance(value, Mapping):
-                values[name] = _read_section(value, getattr(default, name), key + ".", problems)
+                values[name] = _read_section(value, getattr(default, name), key + ".", problems, root)
             else:
                 problems[key] = f"{key} is a section and wants keys below it; got {_shown(value)}."
         else:
             try:
-                values[name] = _local(_read_value(value, hints[name]), known_keys()[key].names)
+                values[name] = _local(_read_value(value, hints[name]), known_keys(root)[key].names)
             except _NoPathError as error:
                 problems[key] = f"{key}: {str(value)[:200]!r} can't be a path: {error}. Set it to another."
             except _UnknownChoiceError:
                 problems[key] = refused_choice(key, str(value), get_args(_without_none(hints[name])))
             except _MismatchError:
-                problems[key] = f"{key} wants {_wanted(hints[name])}; got {_shown(value)}.{_quoting(key, value)}"
+                problems[key] = f"{key} wants {_wanted(hints[name])}; got {_shown(value)}.{_quoting(key, value, root)}"
     return dataclasses.replace(default, **values)
 
 
-def _report_unknown(key: str, value: object, problems: Problems) -> None:
+def _report_unknown(key: str, value: object, problems: Problems, root: type[AnyRunConfig]) -> None:
     """Say of a key that nobody knows which known one is the nearest; of a section, of what is below it."""
-    if isinstance(value, Mapping) and value and nearest_key(key) is None and key.partition(".")[0] in known_keys():
+    close, is_below_ours = nearest_key(key, root), key.partition(".")[0] in known_keys(root)
+    if isinstance(value, Mapping) and value and close is None and is_below_ours:
         for name, item in value.items():
-            _report_unknown(f"{key}.{name}", item, problems)
+            _report_unknown(f"{key}.{name}", item, problems, root)
         return
-    close = nearest_key(key)
     problems[key] = f"{key} is not a key" + (f"; did you mean {close}?" if close else ".")
 
 
@@ -330,10 +360,10 @@ def _shown(value: object) -> str:
     return "null" if value is None else f"{value!r} ({type(value).__name__})"
 
 
-def _quoting(key: str, value: object) -> str:
+def _quoting(key: str, value: object, root: type[AnyRunConfig]) -> str:
     """How to give a number as text on the command line, where that was probably meant."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    wants_text = _without_none(known_keys()[key].hint) is str
+    wants_text = _without_none(known_keys(root)[key].hint) is str
     return f""" On the command line, quote it twice: "{key}='{value}'".""" if is_number and wants_text else ""
 
 

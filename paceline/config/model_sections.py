@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from paceline.catalog import KLLossKind, LossAggMode
+from paceline.config.agents import AgentConfig, MultiTurnConfig
 from paceline.config.field_rules import (
     Count,
     CountOrAll,
@@ -57,6 +58,9 @@ class ModelConfig:
     use_remove_padding: bool | None = None
     """Pack the sequences of a micro-batch into one row without padding. Changes memory and speed, never the result.
     null: where the model, which is tried at the start, keeps packed sequences apart."""
+    use_torch_compile: bool = False
+    """Compile the layers of the model: the first passes take minutes, later ones less time. Changes results by rounding
+    alone. Wants a C++ compiler on a CPU, Triton on a GPU."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of forward and backward passes; weights and optimizer stay float32."""
 
@@ -79,7 +83,7 @@ class FrozenFsdpConfig:
 
 @dataclass(frozen=True)
 class FsdpConfig(FrozenFsdpConfig):
-    """Where a model and its optimizer are while others work, with local, fsdp and fsdp2."""
+    """Where a model and its optimizer are while others work, with every training backend."""
 
     optimizer_offload: bool = False
     """Keep the optimizer's state in main memory between updates. On a CPU it is there anyway."""
@@ -91,6 +95,15 @@ class TensorParallelConfig:
 
     tensor_model_parallel_size: Count = 1
     """Devices that hold one model together, each a part of every layer, >= 1. Divides the devices of the pool."""
+
+
+@dataclass(frozen=True)
+class MegatronConfig(TensorParallelConfig):
+    """How Megatron divides a model, where that is the strategy."""
+
+    pipeline_model_parallel_size: Count = 1
+    """Stages that hold the layers of one model one behind the other, >= 1, each on tensor_model_parallel_size devices.
+    Divides the layers. Saves memory alone: one stage computes at a time."""
 
 
 @dataclass(frozen=True)
@@ -141,10 +154,14 @@ class ActorConfig:
     strategy: str | None = None
     """Training backend: local (one process, no collectives), fsdp or fsdp2 (any number of devices), or one of an
     optional package: torchtitan, veomni, megatron. null: local on one device, fsdp2 on more."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Count = 1
+    """fsdp2: devices that share each sequence, >= 1: each has a part of its tokens and, in the attention, a part of the
+    heads. For sequences that one device has no memory for. Divides the devices of the pool and the attention heads.
+    Tokens per device count its part. The reference has the same."""
     ppo_mini_batch_size: Count = 256
     """Prompts (times rollout.n responses) per optimizer step, over all devices; >= 1.
     Divides data.train_batch_size."""
@@ -273,6 +290,10 @@ class RolloutConfig:
     """vllm: auto reads the model's weights at the start; dummy waits for the actor's."""
     engine_kwargs: Annotated[EngineKwargsConfig, OnlyWith.VLLM] = field(default_factory=EngineKwargsConfig)
     """Arguments that go to the engine as they are."""
+    weight_transfer: Literal["object_store", "broadcast"] = "object_store"
+    """How new weights come to a rollout on other devices than the actor's. object_store: Ray's, where the actor does
+    not wait for the rollout; broadcast: a collective, gloo or nccl, where they meet and neither holds more than two
+    buckets of 256 MiB."""
     trust_log_probs: bool | None = None
     """Take the engine's log-probs for those of the policy before its update, which saves a forward pass of the actor.
     Some rows of every step are computed all the same, and the difference is reported. null: where the engine is native
@@ -291,6 +312,10 @@ class RolloutConfig:
     """Tokens per device and forward pass then, >= 1. null: actor.ppo_max_token_len_per_gpu."""
     val_kwargs: ValSamplingConfig = field(default_factory=ValSamplingConfig)
     """How validation samples."""
+    multi_turn: Annotated[MultiTurnConfig, OnlyWith.AGENTS] = field(default_factory=MultiTurnConfig)
+    """Conversations of several turns."""
+    agent: Annotated[AgentConfig, OnlyWith.AGENTS] = field(default_factory=AgentConfig)
+    """Who has them."""
 
 
 @dataclass(frozen=True)
@@ -338,10 +363,12 @@ class CriticConfig:
 
     strategy: str | None = None
     """Training backend, as the actor's; need not be the same."""
-    megatron: TensorParallelConfig = field(default_factory=TensorParallelConfig)
+    megatron: MegatronConfig = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: TensorParallelConfig = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Count = 1
+    """As the actor's, >= 1; need not be the same."""
     model: CriticModelConfig = field(default_factory=CriticModelConfig)
     """The backbone under the value head; path null takes the actor's."""
     ppo_mini_batch_size: Count | None = None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.keys import is_known_key, known_keys, nearest_key
 from paceline.config.secrets import masked_command
 from paceline.errors import ConfigError
@@ -24,7 +25,7 @@ _FLAGS_WITH_VALUE |= {"--cfg", "-c", "--experimental-rerun"}
 _FLAGS_WITH_GROUPS = ("--config-path", "-cp", "--config-dir", "-cd")
 
 
-def check_overrides(argv: Sequence[str]) -> list[str]:
+def check_overrides(argv: Sequence[str], root: type[AnyRunConfig] = PPOConfig) -> list[str]:
     """Arguments (without the program's name) for Hydra, given those of the user.
 
     Raises ConfigError for what is no override at all and for `~key` with an unknown key; unknown keys that are set
@@ -45,7 +46,7 @@ def check_overrides(argv: Sequence[str]) -> list[str]:
             ready.append(argument)
             continue
         try:
-            ready.append(_for_hydra(argument, has_groups))
+            ready.append(_for_hydra(argument, has_groups, root))
         except ConfigError as error:
             problems += error.problems
     if problems:
@@ -109,7 +110,7 @@ def _quoted_home(argument: str) -> str:
     return f"{key}='{value}'" if equals and value.startswith("~") and "'" not in value else argument
 
 
-def _for_hydra(argument: str, has_groups: bool) -> str:
+def _for_hydra(argument: str, has_groups: bool, root: type[AnyRunConfig]) -> str:
     argument = _quoted_home(argument)
     try:
         override = OverridesParser.create().parse_override(argument)
@@ -126,14 +127,15 @@ def _for_hydra(argument: str, has_groups: bool) -> str:
     is_group = "/" in key or override.package is not None or (has_groups and "." not in key)
     if is_group or key.split(".")[0] == "hydra":
         return argument
-    if key in known_keys() and known_keys()[key].is_section and (override.is_delete() or override.value() is None):
+    known = known_keys(root)
+    if key in known and known[key].is_section and (override.is_delete() or override.value() is None):
         raise ConfigError(
             f"{argument} would drop all keys of the section {key}, with what was set before. Name the keys to change, "
-            f"such as {next(name for name in known_keys() if name.startswith(f'{key}.'))}=..."
+            f"such as {next(name for name in known if name.startswith(f'{key}.'))}=..."
         )
     if override.is_delete():
-        if not is_known_key(key):
-            close = nearest_key(key)
+        if not is_known_key(key, root):
+            close = nearest_key(key, root)
             raise ConfigError(f"~{key}: {key} is not a key" + (f"; did you mean ~{close}?" if close else "."))
         return argument
     return "++" + argument.lstrip("+")

@@ -30,7 +30,7 @@ from paceline.run_folder import (
     is_pruned,
     list_checkpoints,
 )
-from paceline.text import nearest, shorten
+from paceline.text import meant, nearest, shorten
 
 MODEL_FILE = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -155,10 +155,9 @@ def python_file_problems(key: str, path: str, name_key: str, name: str, what: st
     bound = [symbol.get_name() for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
     # A name may also come from `import *` or a module's __getattr__: those are left for the import.
     if name not in bound and "__getattr__" not in bound and "import *" not in file.read_text():
-        close = nearest(name, bound)
-        hint = f"did you mean {close}? " if close else ""
+        hint = meant(nearest(name, bound))
         public = ", ".join(item for item in bound if not item.startswith("_")) or "none"
-        yield f"{name_key}={name}: {path} has no such {what}; {hint}Set it to one of: {public}."
+        yield f"{name_key}={name}: {path} has no such {what}{hint} Set it to one of: {public}."
 
 
 # ------------------------------------------------------------------------------------------ what a run writes

@@ -19,7 +19,7 @@ from paceline.config.field_rules import (
     UserDict,
     WholeNumber,
 )
-from paceline.config.model_sections import FrozenFsdpConfig, ModelConfig, TensorParallelConfig
+from paceline.config.model_sections import FrozenFsdpConfig, MegatronConfig, ModelConfig, TensorParallelConfig
 from paceline.errors import ConfigError
 
 DEFAULT_SOURCE = "default"
@@ -115,12 +115,21 @@ class RewardModelConfig:
 
     enable: bool = False
     """Score with a reward model, where reward_model.weights and the data say so."""
+    enable_resource_pool: Annotated[bool, OnlyWith.REWARD_MODEL] = False
+    """The model has devices of its own, reward_model_pool, beside those of trainer.n_gpus_per_node and trainer.nnodes,
+    on any nodes that have them. Else it is on the critic's pool."""
+    n_gpus_per_node: Annotated[WholeNumber, OnlyWith.REWARD_MODEL] = 0
+    """Devices per node of that pool, >= 0. 0: as many as trainer.n_gpus_per_node."""
+    nnodes: Annotated[WholeNumber, OnlyWith.REWARD_MODEL] = 0
+    """Nodes of that pool, >= 0. 0: one."""
     strategy: Annotated[str | None, OnlyWith.REWARD_MODEL] = None
     """Backend of the model, as the actor's; need not be the same."""
-    megatron: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
+    megatron: Annotated[MegatronConfig, OnlyWith.REWARD_MODEL] = field(default_factory=MegatronConfig)
     """Where strategy=megatron."""
     torchtitan: Annotated[TensorParallelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=TensorParallelConfig)
     """Where strategy=torchtitan."""
+    ulysses_sequence_parallel_size: Annotated[Count, OnlyWith.REWARD_MODEL] = 1
+    """As the actor's, >= 1; need not be the same."""
     model: Annotated[RewardModelModelConfig, OnlyWith.REWARD_MODEL] = field(default_factory=RewardModelModelConfig)
     """The model; its path is needed if enable is true."""
     micro_batch_size_per_gpu: Annotated[Count | None, OnlyWith.REWARD_MODEL] = None

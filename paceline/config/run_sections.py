@@ -249,8 +249,8 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
-class TrainerConfig:
-    """The run."""
+class RunConfig:
+    """A run of any kind: its devices, its steps, its folder, its records."""
 
     nnodes: Annotated[int, Range(1, 10_000)] = 1
     """Nodes, in [1, 10000]."""
@@ -258,25 +258,19 @@ class TrainerConfig:
     """Devices per node, in [1, 1024]: GPUs, or worker processes on a CPU."""
     device: Literal["cuda", "npu", "cpu"] | None = None
     """What a device is. null: what this machine has."""
+    wait_for_nodes_seconds: NotNegative = 0
+    """How long a pool that is larger than the cluster waits for nodes to join, >= 0: for clusters that grow on demand,
+    which are told what is wanted. 0: an error at once. Set device, which nodes that are not there do not tell."""
     cpus_per_device: NotNegative = 1
     """Ray CPUs that one device takes, >= 0; more than 0 on a CPU, where nothing else counts devices."""
     threads_per_worker: Count | None = None
     """Compute threads of a worker, >= 1. null: the node's cores divided by its workers."""
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
-    """Which roles share devices."""
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    """When responses are sampled, and with which weights."""
-    overlap: Literal["full", "updates", "none"] = "full"
-    """What may run side by side on different pools. full: all that does not need each other, the critic's update behind
-    the next rollout too; updates: only the actor's and the critic's; none. The results are the same."""
     balance_batch: bool = True
     """Share responses out so that all devices of a role have about as many tokens."""
     total_epochs: Count = 30
     """Passes over the training data, >= 1, unless total_training_steps says less or more."""
     total_training_steps: Count | None = None
     """Steps in all, >= 1. null: as many as total_epochs give."""
-    critic_warmup: WholeNumber = 0
-    """The step from which on the actor trains, >= 0; in those before it the critic learns alone. 0 and 1: the first."""
     seed: WholeNumber = 1
     """One seed (>= 0), one result."""
     val_before_train: bool = True
@@ -289,8 +283,6 @@ class TrainerConfig:
     """Save a checkpoint every so many steps, >= 1, and at the end; or -1: never. null: at the end."""
     max_actor_ckpt_to_keep: Count | None = None
     """Newest checkpoints that keep the actor, >= 1; older ones lose it, and can't be resumed from. null: all."""
-    max_critic_ckpt_to_keep: Annotated[Count | None, OnlyWith.CRITIC] = None
-    """The same for the critic, >= 1; a checkpoint with neither is deleted."""
     resume_mode: Literal["auto", "disable", "resume_path"] = "auto"
     """auto: go on from the latest checkpoint in the run's folder; disable: start anew;
     resume_path: go on from resume_from_path."""
@@ -303,8 +295,8 @@ class TrainerConfig:
     experiment_name: str = "ppo"
     """Names the run in trackers."""
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
-    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb; one name or a
-    list."""
+    """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb, mlflow, swanlab,
+    trackio; one name or a list."""
     prometheus_port: Annotated[int, Range(1, 65_535)] | None = None
     """Serve metrics for Prometheus on this port of the driver's own machine (127.0.0.1), in [1, 65535]. null: no."""
     otlp_endpoint: str | None = None
@@ -313,20 +305,6 @@ class TrainerConfig:
     live_view: bool | None = None
     """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
     a terminal."""
-    log_train_samples: WholeNumber = 1
-    """Training responses shown with their scores in the log of every step, >= 0."""
-    log_val_generations: WholeNumber = 0
-    """Validation responses shown in the log, in tensorboard and in wandb at every validation, >= 0."""
-    keep_samples: WholeNumber = 4
-    """Responses of every step, and of every validation, kept with prompt and score in samples/<step>.jsonl of the run's
-    folder, >= 0. Long texts are cut."""
-    rollout_data_dir: LocalPath | None = None
-    """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
-    validation_data_dir: LocalPath | None = None
-    """The same for the responses of every validation."""
-    record: str | list[int] = "never"
-    """Which steps the flight recorder keeps whole, for `paceline replay`: never, every, a list of steps such as [1,50],
-    or on_anomaly: those that are far from the run, with what leads to them."""
     on_nonfinite: Literal["stop", "skip"] = "stop"
     """NaN or infinity in log-probs, values, scores or advantages: stop ends the run; skip leaves the step out, so that
     it updates nothing. In a loss or gradient: skip leaves that optimizer step of that role out. Metrics count both."""
@@ -342,6 +320,37 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True)
+class TrainerConfig(RunConfig):
+    """The run."""
+
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """Which roles share devices."""
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """When responses are sampled, and with which weights."""
+    overlap: Literal["full", "updates", "none"] = "full"
+    """What may run side by side on different pools. full: all that does not need each other, the critic's update behind
+    the next rollout too; updates: only the actor's and the critic's; none. The results are the same."""
+    critic_warmup: WholeNumber = 0
+    """The step from which on the actor trains, >= 0; in those before it the critic learns alone. 0 and 1: the first."""
+    max_critic_ckpt_to_keep: Annotated[Count | None, OnlyWith.CRITIC] = None
+    """As max_actor_ckpt_to_keep for the critic, >= 1; a checkpoint with neither is deleted."""
+    log_train_samples: WholeNumber = 1
+    """Training responses shown with their scores in the log of every step, >= 0."""
+    log_val_generations: WholeNumber = 0
+    """Validation responses shown in the log and in every tracker but the console at every validation, >= 0."""
+    keep_samples: WholeNumber = 4
+    """Responses of every step, and of every validation, kept with prompt and score in samples/<step>.jsonl of the run's
+    folder, >= 0. Long texts are cut."""
+    rollout_data_dir: LocalPath | None = None
+    """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
+    validation_data_dir: LocalPath | None = None
+    """The same for the responses of every validation."""
+    record: str | list[int] = "never"
+    """Which steps the flight recorder keeps whole, for `paceline replay`: never, every, a list of steps such as [1,50],
+    or on_anomaly: those that are far from the run, with what leads to them."""
+
+
+@dataclass(frozen=True)
 class RayConfig:
     """Ray itself."""
 
@@ -349,11 +358,3 @@ class RayConfig:
     """Passed straight to ray.init, such as num_cpus, address or runtime_env."""
     timeline_json_file: LocalPath | None = None
     """Write Ray's own timeline there at the end."""
-
-
-@dataclass(frozen=True)
-class TransferQueueConfig:
-    """The TransferQueue data plane."""
-
-    enable: bool = False
-    """Put TRANSFER_QUEUE_ENABLE=1 into the workers' environment."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paceline.config import ROOTS
 from paceline.config.keys import known_keys
 from paceline.redaction import MASK, is_secret, is_secret_name, redacted, remember
 
@@ -69,7 +70,7 @@ def _secrets(key: str, value: object, under: str = "") -> Iterator[tuple[str, st
 
 
 def _names_a_secret(key: str, value: object) -> bool:
-    return key not in known_keys() and is_secret(_field(key), value)
+    return not any(key in known_keys(root) for root in ROOTS) and is_secret(_field(key), value)
 
 
 def _field(key: str) -> str:

@@ -183,7 +183,7 @@ def _check_header(file: str, names: list[str]) -> None:
     for name in names:
         outer = name.partition(".")[0]
         if not all(name.split(".")) or (outer != name and outer in names):
-            raise DataError(f"{file} has a column {name!r}, which is no name, or has {outer!r} beside it. Rename it.")
+            raise DataError(f"{file} has a column {name!r}, which is not a name, or clashes with {outer!r}. Rename it.")
 
 
 def _objects(cells: Sequence[str | None]) -> Sequence[object]:

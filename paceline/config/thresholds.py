@@ -28,7 +28,7 @@ def read_bounds(value: str | float) -> Bounds:
         bounds = (None, math.nan)
     smallest = bounds[1] if bounds[0] is None else bounds[0]
     if not (0 < smallest <= bounds[1] < math.inf):
-        raise ConfigError(f"{value} is no threshold: write a number above 0, or two as low_up, such as 0.5_2.0.")
+        raise ConfigError(f"{value} is not a threshold: write a number above 0, or two as low_up, such as 0.5_2.0.")
     return bounds
 
 
@@ -60,11 +60,11 @@ def read_rejections(criteria: str | list[str] | None, thresholds: str | float | 
             bounds = (1 / high if low is None else low, high)
             if not bounds[0] <= bounds[1]:
                 raise ConfigError(
-                    f"{text} is no threshold of {name}: one number up stands for 1/up_up, so set it to 1 or more."
+                    f"{text} is not a threshold of {name}: one number up stands for 1/up_up, so set it to 1 or more."
                 )
         elif low is not None:
             raise ConfigError(
-                f"{text} is no threshold of {name}, which is never negative: write the upper bound alone."
+                f"{text} is not a threshold of {name}, which is never negative: write the upper bound alone."
             )
         else:
             bounds = (0.0, high)

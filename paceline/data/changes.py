@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from paceline.config import DataConfig
 from paceline.config.path_checks import data_files
+from paceline.config.supervised import TextDataConfig
 from paceline.config.tables import table_format
 from paceline.errors import CheckpointError
 
@@ -32,7 +33,7 @@ class FileRecord(TypedDict):
 class DataFiles:
     """The files of a run as they were when they were read. `has_own` is False if the dataset did not come from them."""
 
-    def __init__(self, config: DataConfig, *, has_own: bool = True) -> None:
+    def __init__(self, config: DataConfig | TextDataConfig, *, has_own: bool = True) -> None:
         self._accepts_changes = config.accept_changed_files
         self.at_start: dict[str, list[FileRecord]] = {
             key: [_describe(file) for file in data_files(files)] if has_own else []
@@ -69,7 +70,7 @@ class DataFiles:
             raise CheckpointError(
                 f"data.train_files are not those of the checkpoint: {what}. Its position in the data would mean other "
                 "prompts. Bring the files back; or set data.accept_changed_files=True to go on with the new ones from "
-                "the beginning of the epoch, or trainer.resume_mode=disable to start anew."
+                "the beginning of the epoch, or trainer.resume_mode=disable to start over."
             )
         logger.warning("%s: accepted; epoch %d begins again", what, state["dataloader"]["epoch"])
         return {**now, "epoch": state["dataloader"]["epoch"], "position": 0}

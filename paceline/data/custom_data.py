@@ -25,7 +25,7 @@ def make_dataset(
     data: DataConfig,
     *,
     max_samples: int,
-    processor: Any = None,
+    processor: object = None,
 ) -> Any:
     """The prompts of `files`: an RLHFDataset, or one of the class that data.custom_cls names.
 
@@ -74,7 +74,7 @@ def load_class(path_key: str, path: str, name_key: str, name: str | None) -> Any
     return getattr(module, name)
 
 
-def _called(cls: Any, key: str, offered: dict[str, Any]) -> Any:
+def _called(cls: Any, key: str, offered: dict[str, object]) -> Any:
     """An object of the class, made by keyword with what it takes of `offered`."""
     parameters = inspect.signature(cls).parameters.values()
     taken = {one.name for one in parameters if one.kind is not one.VAR_KEYWORD}
@@ -83,7 +83,7 @@ def _called(cls: Any, key: str, offered: dict[str, Any]) -> Any:
     needed = [one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if unknown := [name for name in needed if name not in offered]:
         raise ConfigError(
-            f"{key}={getattr(cls, '__name__', cls)} wants the argument {unknown[0]}. It is called with those of "
+            f"{key}={getattr(cls, '__name__', cls)} needs the argument {unknown[0]}. It is called with those of "
             f"{', '.join(offered)} that it takes; give others a default."
         )
     return cls(**{name: value for name, value in offered.items() if name in taken})

@@ -103,7 +103,7 @@ class PromptLoader:
             if state.get(key) != now:
                 raise CheckpointError(
                     f"The saved data position does not fit: it was taken with {key}={state.get(key)}, now it is {now}. "
-                    "Use the same data files, filter, seed and shuffle, or start anew with trainer.resume_mode=disable."
+                    "Use the same data files, filter, seed and shuffle, or start over with trainer.resume_mode=disable."
                 )
         self._epoch, self._position = state["epoch"], state["position"]
         self._sampled = state.get("sampled")

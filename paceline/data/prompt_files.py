@@ -6,10 +6,11 @@ the memory: columns that are left out are never decoded. JSON lines and CSV are 
 
 from __future__ import annotations
 
+import io
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,6 @@ ALWAYS_READ = ("data_source", "reward_model", "extra_info", "ability")
 OTHER_COLUMNS_LIMIT = 64 * 2**20
 """Bytes that the other columns may take together, over all files, while `data.keep_columns` is not set."""
 _BUFFER = 2**16
-_TRIED_GROUPS = 16
-"""Row groups of which one row is read before anything else."""
 _LARGEST_DICTIONARY = 2**30
 """Bytes of text in a row group that surely fit a dictionary of Arrow, whose end is at 2 GiB."""
 _RESERVED = {"raw_prompt", *(name for name, column in COLUMNS.items() if column.producer != "RLHFDataset")}
@@ -112,12 +111,13 @@ def _expand(files: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 @contextmanager
-def _open(path: str, **options: bool | int | list[str]) -> Iterator[pq.ParquetFile]:
+def _open(path: str | io.FileIO, **options: bool | int | list[str]) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(path, **options) as file:
             yield file
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} can't be read as parquet: {error}") from error
+        name = path if isinstance(path, str) else path.name
+        raise DataError(f"{name} can't be read as parquet: {error}") from error
 
 
 def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _Head:
@@ -126,9 +126,7 @@ def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _Head:
     if table_format(path) == "parquet":
         with _open(path, pre_buffer=False, buffer_size=_BUFFER) as file:
             metadata, names = file.metadata, file.schema_arrow.names
-            # Asked for its columns, the footer of a damaged file ends the process; read with rows, it raises.
-            for group in range(min(file.num_row_groups, _TRIED_GROUPS)):
-                next(file.iter_batches(1, row_groups=[group]), None)
+            _check_footer(path, metadata)
     else:
         table = read_table(path, max_rows)
         names = table.column_names
@@ -151,6 +149,34 @@ def _read_head(path: str, prompt_key: str, max_rows: int | None) -> _Head:
         if leaf.physical_type == "BYTE_ARRAY" and name != prompt_key and _repeats(chunks):
             repeating.append(leaf.path)
     return _Head(path, num_rows, dict(sizes), repeating)
+
+
+class _BeyondFooterError(Exception):
+    """Where a file is read beyond its footer."""
+
+
+class _FooterOnly(io.FileIO):
+    is_known = False
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self.is_known:
+            raise _BeyondFooterError
+        return super().read(-1 if size is None else size)
+
+
+def _check_footer(path: str, metadata: pq.FileMetaData) -> None:
+    """Raise for a damaged one. Asked for its columns, it would end the process: pyarrow raises only before it reads
+    rows, when it looks where all columns of all groups are."""
+    sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+    if min(sizes, default=0) < 0 or sum(sizes) != metadata.num_rows:
+        raise DataError(
+            f"{path} is a damaged parquet file: its groups do not have the {metadata.num_rows} rows of its footer. "
+            "Write or copy it again."
+        )
+    with _FooterOnly(path) as source, _open(source, pre_buffer=True) as file:
+        source.is_known = True
+        with suppress(_BeyondFooterError):
+            next(file.iter_batches(1), None)
 
 
 def _repeats(chunks: list[pq.ColumnChunkMetaData]) -> bool:

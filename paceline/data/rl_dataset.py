@@ -23,6 +23,7 @@ from paceline.config import DataConfig
 from paceline.data.prompt_files import PromptFile, read_prompt_files
 from paceline.data.token_cache import cache_folder, cache_key, load_tokens, save_tokens
 from paceline.errors import ConfigError, DataError
+from paceline.text import shorten
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +203,8 @@ class RLHFDataset(torch.utils.data.Dataset):
             return prompt
         if not isinstance(prompt, list) or not prompt or not all(_is_message(message) for message in prompt):
             raise DataError(
-                f"The prompt in {self._describe(row)} is {str(prompt)[:200]!r}. Column {self.config.prompt_key!r} must "
+                f"The prompt in {self._describe(row)} is {shorten(repr(prompt), 200)}. Column "
+                f"{self.config.prompt_key!r} must "
                 'hold a string, or a chat: a list of at least one {"role": ..., "content": ...}, both strings.'
             )
         if self.tokenizer.chat_template is None:

@@ -80,7 +80,7 @@ def load_tokens(folder: Path, key: str, num_prompts: int) -> list[np.ndarray] | 
     except (FileNotFoundError, NotADirectoryError):
         return None
     except Exception as error:  # a damaged file can raise anything
-        logger.warning("the cached tokens in %s can't be used and are made anew: %s", file, error)
+        logger.warning("the cached tokens in %s can't be used and are made again: %s", file, error)
         return None
     return np.split(tokens, np.cumsum(lengths)[:-1])
 

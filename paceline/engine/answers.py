@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class AnswerModel(nn.Module):
         self.mlp_apart = last_mlp is not None
         """Whether the last layer's MLP computes only the tokens that are asked for."""
         self._in_last_mlp = None if last_mlp is None else WantedTokens(last_mlp)
+        self.by_onednn = True
+        """Whether linear layers may go to oneDNN; compiled ones are not to be looked into."""
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
         """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`.
@@ -46,7 +48,7 @@ class AnswerModel(nn.Module):
         """
         if self._in_last_mlp is not None:
             self._in_last_mlp.places = call.places if self.mlp_apart else None
-        with faster_linear(call.places.device.type):
+        with faster_linear(call.places.device.type) if self.by_onednn else nullcontext():
             if self.kind == "causal_lm":
                 statistics = self._from_hidden_states if self.head_apart else self._from_logits
                 return dict(zip(TOKEN_STATISTICS, statistics(call, temperature), strict=False))

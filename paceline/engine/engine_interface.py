@@ -37,12 +37,14 @@ mini-batch's. Metrics are sums too; the caller divides them once they have been 
 
 
 class MicroBatchSize(TypedDict, total=False):
-    """How a batch is divided for the model; one of the two (see `microbatch`)."""
+    """How a batch is divided for the model; one of the first two (see `microbatch`)."""
 
     micro_batch_size: int | None
     """Rows of a micro-batch."""
     max_tokens: int | None
     """Tokens of a micro-batch, at most; micro-batches have about equal work."""
+    rows_per_group: int
+    """Consecutive rows that a loss compares, so that they stay in one micro-batch; micro_batch_size counts groups."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ class EngineSpec:
     """Device type: cpu, cuda, npu."""
     tensor_model_parallel_size: int = 1
     """Ranks that hold one model together, each a part of every layer; for backends that can."""
+    ulysses_sequence_parallel_size: int = 1
+    """Ranks that share each sequence, each with a part of its tokens; for backends that can."""
+    pipeline_model_parallel_size: int = 1
+    """So many such groups hold one model together, each some of its layers; for backends that can."""
     lora: LoraSpec | None = None
     """Adapters to train in place of all weights."""
     param_offload: bool = False
@@ -94,6 +100,10 @@ class Engine(ABC):
     """Whether this backend computes in `compute_dtype`."""
     takes_offload: ClassVar[bool] = True
     """Whether this backend can keep in main memory what it holds, between calls."""
+    takes_ulysses: ClassVar[bool] = False
+    """Whether ranks of this backend can share sequences."""
+    takes_compile: ClassVar[bool] = False
+    """Whether this backend compiles layers."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.lora is not None and not self.takes_lora:
@@ -105,6 +115,13 @@ class Engine(ABC):
                 f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
                 "fsdp_config."
             )
+        if spec.ulysses_sequence_parallel_size > 1 and not self.takes_ulysses:
+            raise ConfigError(
+                f"{type(self).__name__} keeps a sequence on one rank; set ulysses_sequence_parallel_size=1, or "
+                "strategy=fsdp2."
+            )
+        if spec.model.use_torch_compile and not self.takes_compile:
+            raise ConfigError(f"{type(self).__name__} does not compile layers; set model.use_torch_compile=False.")
         self.spec = spec
         self.device = torch.device(spec.device)
         self.num_steps = 0
@@ -150,6 +167,17 @@ class Engine(ABC):
         than its shares and the largest tensor. Every rank must iterate to the end. Tensors may be the live parameters:
         copy what must outlast the next step.
         """
+
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        """With LoRA: A and B alone, whole, under the names of peft's file. As `named_full_weights` otherwise."""
+        raise ConfigError(f"{type(self).__name__} has no LoRA adapter to give.")
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """As `named_full_weights` or `named_adapter`, with shapes and dtypes alone; here of tensors that were gathered.
+
+        Every rank must iterate to the end.
+        """
+        return self.named_adapter() if adapter else self.named_full_weights()
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
@@ -220,12 +248,16 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
         if engine.__module__ == BACKENDS.modules.get(name):
             can = BACKENDS.built_in[name]
             engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
+            engine.takes_ulysses = can.ulysses
+            engine.takes_compile = can.compiles
         else:
             # A class that is no Engine, and does not say what it takes, refuses it by itself.
             entry = BackendEntry(
                 lora=getattr(engine, "takes_lora", True),
                 bfloat16=getattr(engine, "takes_bfloat16", True),
                 offload=getattr(engine, "takes_offload", True),
+                ulysses=getattr(engine, "takes_ulysses", True),
+                compiles=getattr(engine, "takes_compile", True),
             )
             BACKENDS.add(name, entry)
         return engine

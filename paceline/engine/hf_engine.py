@@ -18,12 +18,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
+from paceline.engine.compiled_layers import CompiledLayers, compile_errors
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.model_calls import packed_call, padded_call, two_sequences
+from paceline.engine.model_calls import ModelCall, packed_call, padded_call, two_sequences
 from paceline.engine.packed_attention import packed_attention, packing_problem
-from paceline.engine.training_state import Snapshot, load_training_state, named_full_tensors, take_snapshot
+from paceline.engine.training_state import (
+    Snapshot,
+    load_training_state,
+    named_adapter_tensors,
+    named_full_tensors,
+    shape_alone,
+    take_snapshot,
+)
 from paceline.errors import ConfigError
 from paceline.private_apis.peft_private import adapters_disabled
 
@@ -33,9 +41,12 @@ logger = logging.getLogger(__name__)
 class HfEngine(MicroBatchEngine):
     """A Hugging Face model. Without more than `_distribute`, this rank holds all of it."""
 
+    takes_compile = True
     model: PreTrainedModel
     root: nn.Module
     """What is called: an AnswerModel around `model`, or what the backend wraps around that."""
+    _compiled: CompiledLayers | None = None
+    """Its layers, if they are compiled."""
 
     # What a backend defines.
 
@@ -61,6 +72,15 @@ class HfEngine(MicroBatchEngine):
         with self.on_device():
             yield from named_full_tensors(self._training_state(self.model))
 
+    def named_adapter(self) -> Iterator[tuple[str, Tensor]]:
+        with self.on_device():
+            yield from named_adapter_tensors(self._training_state(self.model))
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        named = named_adapter_tensors if adapter else named_full_tensors
+        with self.on_device():
+            yield from named(self._training_state(self.model), shape_alone)
+
     def snapshot(self) -> Snapshot:
         with self.on_device(optimizer=True):
             return take_snapshot(self._training_state(self.model))
@@ -84,13 +104,17 @@ class HfEngine(MicroBatchEngine):
             add_adapter(self.model, self.spec.lora, self.spec.model.path)
         self._answers = AnswerModel(self.model, self.spec.kind)
         self.root = self._distribute(self._answers)
+        if self.spec.model.use_torch_compile:
+            self._compiled = CompiledLayers(self.model)
+            self._answers.by_onednn = False
         self._check_model()
 
     @torch.no_grad()
     def _check_model(self) -> None:
         """Check what can only be known by calling the model."""
         rounding = ROUNDING[self.compute_dtype]
-        with self._calls():
+        checked = nullcontext() if self._compiled is None else compile_errors(self.spec.model.path)
+        with checked, self._calls():
             call = padded_call(two_sequences(), self.spec.kind, self.device)
             with self._precision():
                 check_shortcuts(self._answers, self.root, call, rounding)
@@ -112,7 +136,8 @@ class HfEngine(MicroBatchEngine):
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        with self._answers.calls(), packed_attention(self.model) if self._packs else nullcontext():
+        compiled = nullcontext() if self._compiled is None else self._compiled.calls()
+        with self._answers.calls(), compiled, packed_attention(self.model) if self._packs else nullcontext():
             yield
 
     def _answer(
@@ -126,5 +151,8 @@ class HfEngine(MicroBatchEngine):
         make_call = packed_call if packed else padded_call
         call = replace(make_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         with self._precision():
-            answers: dict[str, Tensor] = self.root(call, temperature)
+            return self._answer_call(call, temperature)
+
+    def _answer_call(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
+        answers: dict[str, Tensor] = self.root(call, temperature)
         return answers

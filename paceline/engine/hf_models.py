@@ -107,6 +107,22 @@ def prepare_model(built: PreTrainedModel, model: ModelConfig, kind: ModelKind, *
     return built.eval()
 
 
+def write_model(model: ModelConfig, kind: ModelKind, weights: dict[str, torch.Tensor], folder: Path) -> int:
+    """A folder with the configuration of `model` and these weights, in their dtype. Gives the number of parameters."""
+    built = filled_model(model, kind, weights)
+    with quiet_transformers():
+        nn.Module.to(built, next(iter(weights.values())).dtype)
+        built.save_pretrained(folder)
+    return sum(parameter.numel() for parameter in built.parameters())
+
+
+def filled_model(model: ModelConfig, kind: ModelKind, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
+    """The model with other weights, all of them."""
+    built, _ = read_model(model, kind)
+    built.load_state_dict(weights)
+    return built
+
+
 def _score_every_token(self: PreTrainedModel, **inputs: Any) -> TokenClassifierOutput:
     """Takes the place of a sequence classifier's `forward`, which finds the last token by comparing with pad_token_id.
 

@@ -249,6 +249,7 @@ class MicroBatchEngine(Engine):
             columns["attention_mask"],
             size.get("micro_batch_size"),
             size.get("max_tokens"),
+            rows_per_group=size.get("rows_per_group", 1),
             packed=self._packs,
             largest=lambda count: max(self._gather(count)),
         )

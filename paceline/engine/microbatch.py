@@ -18,12 +18,14 @@ def split_micro_batches(
     size: int | None,
     max_tokens: int | None,
     *,
+    rows_per_group: int = 1,
     packed: bool = False,
     largest: Callable[[int], int] = lambda count: count,
 ) -> list[Tensor | None]:
     """Row numbers of each micro-batch of `size` rows or of at most `max_tokens` tokens, whichever is given.
 
-    By tokens, micro-batches have about equal work, longest rows first; a row that is longer than that is alone.
+    By tokens, micro-batches have about equal work, longest rows first; a row that is longer than that is alone. So many
+    consecutive rows as a group has stay together, in their order, and `size` counts groups.
     `attention_mask` is (batch, length). A forward pass may be collective: `largest` returns the largest count of any
     rank. Rows are split into that many micro-batches; if there are too few rows, None stands for a pass without rows.
     """
@@ -31,15 +33,18 @@ def split_micro_batches(
         raise ValueError(f"give the micro-batch size or max_tokens; got {size} and {max_tokens}.")
     if (limit := size or max_tokens or 0) < 1:
         raise ValueError(f"a micro-batch of {limit} {'rows' if max_tokens is None else 'tokens'}; set it to 1 or more.")
+    if len(attention_mask) % rows_per_group:
+        raise ValueError(f"{len(attention_mask)} rows are no whole number of groups of {rows_per_group}.")
     if len(attention_mask) == 0:
         raise ValueError("the batch has no rows; give every rank at least one.")
     if size is not None:
-        parts = list(torch.arange(len(attention_mask)).split(size))
+        parts = list(torch.arange(len(attention_mask)).split(size * rows_per_group))
         count = largest(len(parts))
     else:
-        rows = sorted(_rows(attention_mask), key=lambda row: -row.tokens)
+        rows = sorted(_rows(attention_mask, rows_per_group), key=lambda row: -row.tokens)
         count = largest(len(_fill(rows, limit, packed)))
         parts = [torch.tensor(group) for group in _balanced(rows, count, limit, packed)]
+        parts = [(part[:, None] * rows_per_group + torch.arange(rows_per_group)).flatten() for part in parts]
     return [*parts, *[None] * (count - len(parts))]
 
 
@@ -59,15 +64,18 @@ def _balanced(rows: Sequence[_Row], count: int, limit: int, packed: bool) -> lis
 
 @dataclass(frozen=True)
 class _Row:
+    """A row, or a group of rows that stay together."""
+
     number: int
     start: int
     """First column that it attends to."""
     end: int
     """One after the last."""
     tokens: int
+    rows: int = 1
 
 
-def _rows(attention_mask: Tensor) -> list[_Row]:
+def _rows(attention_mask: Tensor, rows_per_group: int) -> list[_Row]:
     width = attention_mask.shape[-1]
     attended = attention_mask.bool()
     columns = torch.arange(width, device=attention_mask.device)
@@ -75,9 +83,22 @@ def _rows(attention_mask: Tensor) -> list[_Row]:
     ends = (torch.where(attended, columns, 0).amax(dim=-1) + 1).tolist()
     # A row that attends to nothing still takes a token through the model.
     tokens = attended.sum(dim=-1).clamp(min=1).tolist()
-    return [
+    single = [
         _Row(number, min(start, end - 1), end, count)
         for number, (start, end, count) in enumerate(zip(starts, ends, tokens, strict=True))
+    ]
+    if rows_per_group == 1:
+        return single
+    groups = (single[first : first + rows_per_group] for first in range(0, len(single), rows_per_group))
+    return [
+        _Row(
+            number,
+            min(row.start for row in group),
+            max(row.end for row in group),
+            sum(row.tokens for row in group),
+            rows_per_group,
+        )
+        for number, group in enumerate(groups)
     ]
 
 
@@ -87,7 +108,7 @@ def _fill(rows: Sequence[_Row], limit: int, packed: bool) -> list[list[int]]:
     start = end = tokens = 0
     for row in rows:
         joint = (min(start, row.start), max(end, row.end), tokens + row.tokens)
-        size = joint[2] if packed else (joint[1] - joint[0]) * (len(groups[-1]) + 1 if groups else 1)
+        size = joint[2] if packed else (joint[1] - joint[0]) * row.rows * (len(groups[-1]) + 1 if groups else 1)
         if groups and size <= limit:
             groups[-1].append(row.number)
             start, end, tokens = joint

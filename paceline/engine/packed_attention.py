@@ -62,11 +62,12 @@ def packing_problem(model: PreTrainedModel, answer: Callable[..., dict[str, Tens
     measured against how much the first token of a sequence changes the output for its later ones: a sequence that
     attended to the other one would change about as much. `rounding` is the relative error of an output.
     """
-    problem = _unknown_layers(model) or _mixing(model, answer, rounding)
+    problem = unknown_layers(model) or _mixing(model, answer, rounding)
     return f"{type(model).__name__} can't keep packed sequences apart: {problem}" if problem else ""
 
 
-def _unknown_layers(model: PreTrainedModel) -> str:
+def unknown_layers(model: PreTrainedModel) -> str:
+    """Which of its layers this attention can't take the place of; empty if it can for all."""
     layers = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - _KNOWN_LAYERS
     return f"it has layers that are neither full nor sliding attention: {', '.join(sorted(layers))}" if layers else ""
 

@@ -12,7 +12,7 @@ Rank 0 reads and writes whole tensors; nothing is unpickled (`weights_only`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, TypeVar, cast
@@ -203,12 +203,24 @@ def _read_training(folder: Path, state: TrainingState) -> Training:
     return training
 
 
-def named_full_tensors(state: TrainingState) -> Iterator[tuple[str, torch.Tensor]]:
-    """The model's state dict by Hugging Face's names, each tensor whole. One at a time is gathered; collective."""
-    tensors = _state_dict(state.root)
+def named_full_tensors(
+    state: TrainingState, whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The model's state dict by Hugging Face's names, each tensor whole. One at a time is gathered; collective.
+
+    `whole` makes a tensor whole; without it, it is gathered.
+    """
+    tensors, whole = _state_dict(state.root), whole or full_tensor
     if has_adapter(state.model):
-        return merged_tensors(state.model, tensors, full_tensor)
-    return ((name, full_tensor(value)) for name, value in tensors.items())
+        return merged_tensors(state.model, tensors, whole)
+    return ((name, whole(value)) for name, value in tensors.items())
+
+
+def named_adapter_tensors(
+    state: TrainingState, whole: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """A and B of all adapted layers, whole, under the names of peft's file; otherwise as `named_full_tensors`."""
+    return adapter_tensors(_state_dict(state.root), whole or full_tensor)
 
 
 def _state_dict(root: nn.Module) -> dict[str, torch.Tensor]:
@@ -220,6 +232,11 @@ def _state_dict(root: nn.Module) -> dict[str, torch.Tensor]:
 def full_tensor(value: torch.Tensor) -> torch.Tensor:
     """The whole of what ranks hold shares of. Collective."""
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def shape_alone(value: torch.Tensor) -> torch.Tensor:
+    """A tensor like the whole of what ranks hold shares of, without memory. Not collective."""
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
 def set_weights(root: nn.Module, weights: Weights, *, from_rank0: bool, partial: bool = False) -> None:

@@ -12,7 +12,7 @@ import ray
 from ray._common.utils import get_system_memory
 from ray._private import ray_constants, services
 from ray._private.utils import get_used_memory
-from ray.actor import ActorClass
+from ray.actor import ActorClass, ActorHandle
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 
 TRIED_WITH = "2.60.0"
@@ -46,6 +46,12 @@ def node_memory() -> tuple[int, int]:
 def class_of_actor(actor_class: ActorClass) -> type:
     """The plain class that `ray.remote` was given."""
     found: type = vars(actor_class)["__ray_metadata__"].modified_class.__ray_actor_class__
+    return found
+
+
+def id_of_actor(actor: ActorHandle) -> str:
+    """By which Ray's records name an actor, as `ray.get_runtime_context().get_actor_id()` gives it inside."""
+    found: str = actor._actor_id.hex()
     return found
 
 

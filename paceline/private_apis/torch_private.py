@@ -62,6 +62,13 @@ def recomputes_activations(module: nn.Module) -> bool:
     return any(isinstance(part, CheckpointWrapper) for part in module.modules())
 
 
+def is_compile_error(error: Exception) -> bool:
+    """Whether torch.compile raised it."""
+    from torch._dynamo.exc import TorchDynamoException  # loads the compiler: seconds
+
+    return isinstance(error, TorchDynamoException)
+
+
 def silence_mesh_advice() -> None:
     """No advice on the order of meshes that another library made."""
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

@@ -9,6 +9,7 @@ A row is `{"step": 3, "data_source": "openai/gsm8k", "uid": "validation-0-4", "p
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,8 @@ def generation_rows(
 
     Args:
         batch: `prompts`, `responses`, `attention_mask`; and, where it has them, the non-tensor columns
-            `reward_fn_key`, `uid` and `reward_model`.
+            `reward_fn_key`, `uid` and `reward_model`. Rows of conversations get `turns`: of each who said it, the text,
+            its number of tokens, and what it earned.
         scores: (batch, response), summed over the response; None takes the batch's `token_level_scores`.
         info: further columns (batch,), such as the reward function's. NaN is "has none", and becomes None.
     """
@@ -58,6 +60,8 @@ def generation_rows(
             "ground_truth": reward.get("ground_truth") if isinstance(reward, Mapping) else None,
             "score": float(scores[row].sum()),
         }
+        if "conversation" in batch.batch:
+            known["turns"] = _turns(batch, row, tokenizer)
         further = {name: _or_none(plain(column[row])) for name, column in (info or {}).items() if name not in known}
         rows.append(known | further)
     return rows
@@ -109,6 +113,21 @@ def _texts(batch: DataProto, tokenizer: PreTrainedTokenizerBase) -> dict[str, li
         )
         for name in masks
     }
+
+
+def _turns(batch: DataProto, row: int, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+    """What the model said in a row of a conversation and what it read between, in order, with all special tokens."""
+    assert batch.batch is not None
+    columns = {name: batch.batch[name][row].tolist() for name in ("responses", "response_mask", "turn_scores")}
+    length = int(batch.batch["attention_mask"][row, batch.batch["prompts"].shape[-1] :].sum())
+    tokens = list(zip(*columns.values(), strict=True))[:length]
+    turns = []
+    for is_own, part in itertools.groupby(tokens, key=lambda token: bool(token[1])):
+        ids, _, rewards = zip(*part, strict=True)
+        text = tokenizer.decode(list(ids), skip_special_tokens=False)
+        turn = {"by": "model" if is_own else "read", "text": text, "tokens": len(ids)}
+        turns.append(turn | ({"reward": sum(rewards)} if is_own else {}))
+    return turns
 
 
 def _or_none(value: object) -> object:

@@ -17,16 +17,18 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
 from paceline.report.json_lines import Row, finite, read_line
 from paceline.report.status import read_status
 from paceline.report.trackers import read_metrics
 from paceline.report.validation_metrics import HEADLINE, headlines
 from paceline.run_folder import METRICS_FILE
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 REFRESHES_PER_SECOND = 2
 BARS = "▁▂▃▄▅▆▇█"
@@ -43,9 +45,6 @@ def live_view(run_dir: Path, wanted: bool | None) -> Iterator[None]:
     if not (is_terminal if wanted is None else wanted):
         yield
         return
-    from rich.console import Console
-    from rich.live import Live
-
     view = RunView(run_dir)
     console = Console(stderr=True, force_terminal=True)
     live = Live(get_renderable=view.render, console=console, refresh_per_second=REFRESHES_PER_SECOND, transient=True)
@@ -80,10 +79,6 @@ class RunView:
 
     def render(self) -> RenderableType:
         """The view as it stands; it must not fail, whatever the files hold."""
-        from rich.panel import Panel
-        from rich.table import Table
-        from rich.text import Text
-
         table = Table.grid(padding=(0, 2))
         for name, value in self.rows():
             table.add_row(Text(name, style="bold"), Text(value))
@@ -102,6 +97,7 @@ class RunView:
             done, prompts = status["validation"]
             rows.append(("validation", f"{done}/{prompts} prompts  {progress_bar(done / max(prompts, 1))}"))
         rows += [(pool, method) for pool, method in sorted(status["running"].items())]
+        rows += queue_rows(status)
         score = values_of(lines, SCORE)
         if score:
             rows.append(("score", f"{score[-1]:.3f}  {sparkline(score)}"))
@@ -121,6 +117,19 @@ class RunView:
             left = (total - finished) * statistics.mean(seconds)
             rows.append(("left", f"about {duration(left)}"))
         return rows
+
+
+def queue_rows(status: Row) -> list[tuple[str, str]]:
+    """Of a run whose rollout is ahead of the training: what is ahead, and which side waits.
+
+    >>> queue_rows({"queue": {"sampling": 12, "ended": 4}, "waits": "training"})
+    [('queue', '12 prompts sampling, 4 prompts ended'), ('waiting', 'the training for responses')]
+    """
+    queue = ", ".join(f"{count} prompts {what}" for what, count in status.get("queue", {}).items())
+    waits = {"training": "the training for responses", "rollout": "the rollout for the training"}.get(
+        status.get("waits", ""), "" if "queue" not in status else "neither side"
+    )
+    return [(name, text) for name, text in (("queue", queue), ("waiting", waits)) if text]
 
 
 class MetricsTail:

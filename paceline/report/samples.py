@@ -17,6 +17,9 @@ TOKENS = "tokens"
 """A list of them, which is kept short by whoever makes it."""
 LONGEST_TEXT = 4000
 """Characters kept of a text."""
+SHOWN_TEXTS = ("data_source", "prompt", "response", "ground_truth")
+_LONGEST_GROUND_TRUTH = 500
+"""Characters shown: the tests of a programming task may be megabytes."""
 
 
 class SampleFiles:
@@ -75,7 +78,7 @@ def sample_files(folder: Path) -> dict[int, Path]:
 
 
 def read_samples(path: Path) -> Iterator[Row]:
-    """The rows of one file; lines that can't be read are passed over."""
+    """The rows of one file; lines that can't be read are skipped."""
     for line in path.read_bytes().splitlines():
         if (row := read_line(line)) is not None:
             yield row
@@ -94,6 +97,22 @@ def cut_text(text: str, longest: int = LONGEST_TEXT) -> str:
 
 
 def cut_value(value: object, longest: int = LONGEST_TEXT) -> object:
-    """A number as it is, all else as text if it is too long: the tests of a programming task may be megabytes."""
+    """A number as it is, all else as text if it is too long: the tests of a programming task may be megabytes.
+
+    Of the turns of a conversation, each text is cut.
+    """
+    if isinstance(value, list) and value and all(isinstance(item, dict) and "by" in item for item in value):
+        return [{name: cut_value(part, longest) for name, part in item.items()} for item in value]
     is_small = value is None or isinstance(value, bool | int | float)
     return value if is_small or len(str(value)) <= longest else cut_text(str(value), longest)
+
+
+def shown_texts(row: Mapping[str, object]) -> dict[str, str]:
+    """The texts of a response that people look at, by `SHOWN_TEXTS`."""
+    texts = {name: str(row[name]) for name in SHOWN_TEXTS}
+    return texts | {"ground_truth": texts["ground_truth"][:_LONGEST_GROUND_TRUTH]}
+
+
+def as_text(row: Row) -> str:
+    """The same as one text, with the score."""
+    return "\n".join([*(f"[{name}] {text}" for name, text in shown_texts(row).items()), f"[score] {row['score']:g}"])

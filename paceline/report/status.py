@@ -5,8 +5,9 @@
      "processes": {"driver": 4711, "critic_pool critic rank 0": 4715}}
 
 `first_step` is the last step of an earlier start, from whose checkpoint this one goes on. While the run validates there
-is `"validation": [640, 1319]`: prompts answered, and all. The file is written every second. A run whose file says
-`running` and is old was killed, or its machine is gone.
+is `"validation": [640, 1319]`: prompts answered, and all. Where the rollout is ahead of the training, `"queue"` has the
+prompts that are, and `"waits"` says which side waits for the other: "training" or "rollout". The file is written every
+second. A run whose file says `running` and is old was killed, or its machine is gone.
 """
 
 from __future__ import annotations
@@ -32,13 +33,22 @@ State = Literal["running", "finished", "stopped", "failed"]
 
 
 class StatusWriter:
-    """Keeps status.json up to date from a thread, until `close`. `running` gives what runs now, by pool."""
+    """Keeps status.json up to date from a thread, until `close`.
+
+    `running` gives what runs now, by pool; `more` what else there is to say of it.
+    """
 
     def __init__(
-        self, path: Path, running: Callable[[], dict[str, str]], total_steps: int, first_step: int = 0
+        self,
+        path: Path,
+        running: Callable[[], dict[str, str]],
+        total_steps: int,
+        first_step: int = 0,
+        more: Callable[[dict[str, str]], Row] = lambda running: {},
     ) -> None:
         self._path = path
         self._running = running
+        self._more = more
         self.validation = (0, 0)
         self.processes: dict[str, int] = {"driver": os.getpid()}
         """Process ids by name, on whatever node."""
@@ -79,6 +89,7 @@ class StatusWriter:
         with contextlib.suppress(OSError):
             running = {} if self._closed.is_set() else self._running()
             now: Row = {"updated": time.time(), "running": running, "processes": dict(self.processes)}
+            now |= self._more(running) if running else {}
             if self.validation[1]:
                 now["validation"] = self.validation
             _replace(self._path, {**self._status, **now})

@@ -1,5 +1,4 @@
-"""Where the metrics of a step go: metrics.jsonl always; the console, TensorBoard and Weights & Biases by
-`trainer.logger`.
+"""Where the metrics of a step go: metrics.jsonl always; the console, TensorBoard and others by `trainer.logger`.
 
 Takes one dict of metrics per step and writes it at once, so that a killed run loses at most the line it was writing.
 A line of metrics.jsonl is `{"step": 3, "actor/pg_loss": -0.02, ...}`; see `json_lines` for NaN and infinity.
@@ -9,19 +8,19 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from paceline.config.checks import check_loggers
 from paceline.errors import ConfigError
-from paceline.files import append_whole, keep_old, write_atomically
+from paceline.files import append_whole, keep_old
 from paceline.log_file import SAMPLES_LOGGER
 from paceline.report.json_lines import Row, cut_back, json_line, plain, row_of_step
-from paceline.report.samples import evenly_chosen
+from paceline.report.package_trackers import PACKAGE_TRACKERS
+from paceline.report.samples import as_text, evenly_chosen
 from paceline.report.validation_metrics import HEADLINE, headlines
-from paceline.run_folder import METRICS_FILE, TENSORBOARD_FOLDER, WANDB_RUN_ID_FILE
+from paceline.run_folder import METRICS_FILE, TENSORBOARD_FOLDER
 
 logger = logging.getLogger(__name__)
 
@@ -82,9 +81,12 @@ class Tracking:
             self._trackers.append(ConsoleTracker(total_steps))
         if "tensorboard" in loggers:
             self._text_trackers.append(TensorBoardTracker(folder / TENSORBOARD_FOLDER, resume_step))
-        if "wandb" in loggers:
-            resumed = resume_step is not None
-            self._text_trackers.append(WandbTracker(folder, project_name, experiment_name, config or {}, resumed))
+        resumed = resume_step is not None
+        self._text_trackers += [
+            make(folder, project_name, experiment_name, config or {}, resumed)
+            for name, make in PACKAGE_TRACKERS.items()
+            if name in loggers
+        ]
         self._trackers += self._text_trackers
         logger.info("metrics of %s/%s go to %s", project_name, experiment_name, folder / METRICS_FILE)
 
@@ -107,7 +109,7 @@ class Tracking:
         """Show `count` of a validation's responses in the log and in every tracker that can show text."""
         chosen = [rows[row] for row in evenly_chosen(len(rows), count)]
         for row in chosen:
-            logging.getLogger(SAMPLES_LOGGER).info("step %d validation\n%s", step, _as_text(row))
+            logging.getLogger(SAMPLES_LOGGER).info("step %d validation\n%s", step, as_text(row))
         for tracker in self._text_trackers if chosen else ():
             tracker.show(chosen, step)
 
@@ -156,7 +158,7 @@ class ConsoleTracker:
 
 
 class TensorBoardTracker:
-    """Scalars for TensorBoard; what is no number is left to metrics.jsonl."""
+    """Scalars for TensorBoard; what is not a number is left to metrics.jsonl."""
 
     def __init__(self, folder: Path, resume_step: int | None) -> None:
         from torch.utils.tensorboard import SummaryWriter  # loads TensorBoard: only for those who asked for it
@@ -175,59 +177,12 @@ class TensorBoardTracker:
     def show(self, rows: Sequence[Row], step: int) -> None:
         for number, row in enumerate(rows, 1):
             # TensorBoard reads Markdown, where an indented block stands as it is.
-            text = "\n".join(f"    {line}" for line in _as_text(row).splitlines())
+            text = "\n".join(f"    {line}" for line in as_text(row).splitlines())
             self._writer.add_text(f"val/generations/{number}", text, step)
         self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()
-
-
-class WandbTracker:
-    """Scalars and tables for Weights & Biases; where and whether it sends them is set by its own variables (WANDB_*).
-
-    A resumed run goes on under the id that the run's folder keeps. wandb takes no step twice, and a resumed run repeats
-    those after its checkpoint: so the step is a metric of its own, `global_step`, by which the others are drawn.
-    """
-
-    def __init__(self, folder: Path, project: str, name: str, config: Mapping[str, object], resumed: bool) -> None:
-        import wandb  # an extra
-
-        id_file = folder / WANDB_RUN_ID_FILE
-        if not resumed:
-            keep_old(id_file)
-        resumed = id_file.exists()
-        if not resumed:
-            write_atomically(id_file, secrets.token_hex(4).encode())
-        self._table, self._teardown = wandb.Table, wandb.teardown
-        self._run = wandb.init(
-            project=project,
-            name=name,
-            dir=folder,
-            config=dict(config),
-            id=id_file.read_text().strip(),
-            resume="allow" if resumed else None,
-            settings=wandb.Settings(silent=True),  # its banner and its summary; where the run is, is said here
-        )
-        logger.info(
-            "wandb: %s", f"offline; wandb sync {Path(self._run.dir).parent}" if self._run.offline else self._run.url
-        )
-        self._run.define_metric("global_step", hidden=True)
-        self._run.define_metric("*", step_metric="global_step")
-
-    def log(self, metrics: Row, step: int) -> None:
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        self._run.log({**numbers, "global_step": step})
-
-    def show(self, rows: Sequence[Row], step: int) -> None:
-        data = [[step, *_texts(row).values(), row["score"]] for row in rows]
-        table = self._table(columns=["step", *_TEXTS, "score"], data=data)
-        self._run.log({"val/generations": table, "global_step": step})
-
-    def close(self) -> None:
-        self._run.finish()
-        # Ray ends wandb's own process with this one; at exit wandb would complain that it can't reach it.
-        self._teardown()
 
 
 def console_line(metrics: Row, step: int, total_steps: int | None = None) -> str:
@@ -269,17 +224,3 @@ def read_metrics(path: str | os.PathLike[str]) -> list[Row]:
     """The lines of a metrics.jsonl, in their order; a line that a killed run left half written is passed over."""
     with open(path, "rb") as file:
         return [metrics for line in file if (metrics := row_of_step(line)) is not None]
-
-
-_TEXTS = ("data_source", "prompt", "response", "ground_truth")
-_LONGEST_GROUND_TRUTH = 500
-"""Characters shown: the tests of a programming task may be megabytes."""
-
-
-def _texts(row: Row) -> dict[str, str]:
-    texts = {name: str(row[name]) for name in _TEXTS}
-    return texts | {"ground_truth": texts["ground_truth"][:_LONGEST_GROUND_TRUTH]}
-
-
-def _as_text(row: Row) -> str:
-    return "\n".join([*(f"[{name}] {text}" for name, text in _texts(row).items()), f"[score] {row['score']:g}"])

@@ -110,7 +110,7 @@ def _checked(result: object, timeouts_fail: bool) -> Result | Exception:
     except KeyError:
         return ValueError(f"the scorer returned a dict without `score`; it has {', '.join(map(str, values))}")
     except (TypeError, ValueError):
-        return ValueError(f"the scorer returned {values['score']!r} as a score, which is no number")
+        return ValueError(f"the scorer returned {values['score']!r} as a score, which is not a number")
     if not math.isfinite(score):
         return ValueError(f"the scorer returned the score {score}")
     return {**values, "score": score}

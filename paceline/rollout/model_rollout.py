@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Self
 
 import torch
@@ -33,7 +33,6 @@ class ModelRollout(RolloutEngine):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        self._is_decoding = False
         self.model = model
         self.eos_token_ids = sorted(eos_token_ids)
         self.pad_token_id = pad_token_id
@@ -54,21 +53,10 @@ class ModelRollout(RolloutEngine):
         )
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Around steps: no gradients, evaluation mode, the engine's numbers. Entered once, also where steps nest."""
-        if self._is_decoding:
+    def preparing(self) -> Iterator[None]:
+        """No gradients, evaluation mode, the engine's numbers."""
+        with torch.no_grad(), self._computing_in_dtype(), self._evaluating():
             yield
-            return
-        self._is_decoding = True
-        try:
-            with torch.no_grad(), self._computing_in_dtype(), self._evaluating(), self.preparing():
-                yield
-        finally:
-            self._is_decoding = False
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """What else a subclass changes in the model around steps."""
-        return nullcontext()
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -106,6 +94,10 @@ class ModelRollout(RolloutEngine):
         state = self.model.state_dict()
         for name, tensor in whole_state(self.model, named_tensors):
             state[name].copy_(tensor)
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        return self.model.dtype
 
     def held_weights(self) -> Mapping[str, Held]:
         return held_as_they_are(self.model.state_dict())

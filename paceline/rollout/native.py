@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,9 +72,12 @@ class NativeRollout(ModelRollout):
             if not self._under_way:
                 self._generation = None
 
-    def preparing(self) -> AbstractContextManager[None]:
-        if is_plain(self.model):
-            return nullcontext()
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        with super().preparing(), nullcontext() if is_plain(self.model) else self._attention_replaced():
+            yield
+
+    def _attention_replaced(self) -> AbstractContextManager[None]:
         attention = attention_name(self.model)
         return attention_replaced(self.model, GROUPED_SDPA if attention == "sdpa" else attention)
 
@@ -85,6 +88,13 @@ class NativeRollout(ModelRollout):
     @property
     def num_running(self) -> int:
         return self._generation.num_running if self._generation is not None else 0
+
+    @property
+    def not_begun(self) -> list[RequestId]:
+        ready = [response for response, _ in self._generation.ready] if self._generation is not None else []
+        return super().not_begun + [
+            response.request.id for response in ready if len(response.completion.token_ids) == 1
+        ]
 
     def withdraw(self, ids: list[RequestId]) -> dict[RequestId, Completion]:
         if self._generation is None:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -154,6 +154,7 @@ class RolloutEngine(ABC):
         self._versions: dict[RequestId, list[int]] = {}
         """Of the tokens that older weights sampled, where a response under way has such."""
         self._num_generated = 0
+        self._is_decoding = False
 
     @classmethod
     @abstractmethod
@@ -243,6 +244,8 @@ class RolloutEngine(ABC):
     ) -> None:
         """Take new weights, named as in the Hugging Face model's state dict. All of them must come.
 
+        With `takes_adapter`, LoRA's A and B come in their place, named as in peft's file.
+
         It may be called between two steps: responses under way go on with the new weights. With "recompute" their keys
         and values are computed again, so that further log-probs are those of the new weights; with "keep" the old ones
         stay, which is faster and less exact. What is submitted later never sees keys and values of old weights.
@@ -268,13 +271,46 @@ class RolloutEngine(ABC):
         return len(self._under_way) - self.num_running
 
     @property
+    def not_begun(self) -> list[RequestId]:
+        """Those that wait for a place, with no more to lose than a first token if another engine takes them over."""
+        if not self.num_waiting:
+            return []
+        return [name for name, request in self._under_way.items() if not self.num_sampled(request)]
+
+    @property
     @abstractmethod
     def num_running(self) -> int:
         """Requests that have a place: a step decodes them."""
 
-    def decoding(self) -> AbstractContextManager[None]:
-        """Enter it around several steps to save what each would do anew. The weights must not change inside."""
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Enter it around several steps to save what each would do again. The weights must not change inside.
+
+        Blocks may nest: the outermost counts.
+        """
+        if self._is_decoding:
+            yield
+            return
+        self._is_decoding = True
+        try:
+            with self.preparing():
+                yield
+        finally:
+            self._is_decoding = False
+
+    def preparing(self) -> AbstractContextManager[None]:
+        """What an engine changes around steps: see `decoding`."""
         return nullcontext()
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """What it holds its weights in: `update_weights` may be given these numbers, which are fewer bytes to send."""
+        return torch.float32
+
+    @property
+    def takes_adapter(self) -> bool:
+        """Whether it has the base weights of the policy, and `update_weights` wants LoRA's adapter alone."""
+        return False
 
     @abstractmethod
     def sleep(self) -> None:
@@ -361,7 +397,9 @@ def whole_state(
     weights that did not come raise a PacelineError in the middle of the iteration.
     """
     state = model.state_dict(keep_vars=True)
+    uses = Counter(map(id, state.values()))
     came: dict[int, torch.Tensor] = {}
+    """Of the weights with several names. Others are not kept: they may be large, and parts of a larger bucket."""
     missing = set(state)
     for name, tensor in named_tensors:
         if name not in state:
@@ -371,7 +409,8 @@ def whole_state(
                 f"update_weights got {name!r} of shape {tuple(tensor.shape)}; "
                 f"the rollout's model has {tuple(state[name].shape)}."
             )
-        came[id(state[name])] = tensor
+        if uses[id(state[name])] > 1 and id(state[name]) not in came:
+            came[id(state[name])] = tensor.clone()
         missing.discard(name)
         yield name, tensor
     lost = [name for name in state if name in missing and id(state[name]) not in came]

@@ -44,6 +44,7 @@ from paceline.rollout.rollout_interface import (
     token_ids,
     whole_state,
 )
+from paceline.rollout.vllm_adapter import AdapterFolder, adapted_policy, room_for_adapter
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -86,6 +87,7 @@ class VllmRollout(RolloutEngine):
         *,
         has_weights: bool,
         sleeps: bool,
+        adapter: AdapterFolder | None = None,
         peers: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__()
@@ -94,7 +96,7 @@ class VllmRollout(RolloutEngine):
         """Of the requests under way, the ids that vLLM gave them."""
         self._names: dict[str, RequestId] = {}
         """The requests under way by the ids in vLLM's outputs, which are those that we gave it."""
-        self._is_decoding = False
+        self.adapter = adapter
         self.peers = peers
         self.eos_token_ids = sorted(eos_token_ids)
         self.has_weights = has_weights
@@ -128,9 +130,17 @@ class VllmRollout(RolloutEngine):
             with shared_memory_of_this_run() if is_shared and spec.device == "cpu" else nullcontext():
                 llm = LLM(**arguments)
         silence_reload()
+        policy = adapted_policy(spec.model, spec.config)
         configured = llm.model_config.try_get_generation_config().get("eos_token_id")
         eos = {*spec.eos_token_ids, *token_ids(configured)}
-        return cls(llm, eos, has_weights=not is_dummy, sleeps=sleeps, peers=engine_peers() if is_shared else None)
+        return cls(
+            llm,
+            eos,
+            has_weights=not is_dummy,
+            sleeps=sleeps,
+            adapter=AdapterFolder(policy) if policy is not None else None,
+            peers=engine_peers() if is_shared else None,
+        )
 
     def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in order. Equal prompts share what vLLM's prefix cache holds of them."""
@@ -171,7 +181,10 @@ class VllmRollout(RolloutEngine):
                 name = str(next(self.llm.request_counter))
                 # The salt keeps prefixes of old weights from new requests while old ones are under way.
                 prompt = tokens_input(request.context, cache_salt=str(self.version))
-                self._ids[request.id] = self.llm.llm_engine.add_request(name, prompt, self._sampling_of(request))
+                adapter = self.adapter.of_requests if self.adapter is not None else None
+                self._ids[request.id] = self.llm.llm_engine.add_request(
+                    name, prompt, self._sampling_of(request), lora_request=adapter
+                )
                 self._names[name] = request.id
         except BaseException:  # vLLM refuses, for example, token ids that the model does not have
             self._drop([request.id for request in requests if request.id in self._ids])
@@ -209,17 +222,10 @@ class VllmRollout(RolloutEngine):
         return [] if request.sampling.ignore_eos else self.eos_token_ids
 
     @contextmanager
-    def decoding(self) -> Iterator[None]:
-        """Around steps: the process's random state stays as it is, and nothing is compiled unless that is asked for."""
-        if self._is_decoding:
+    def preparing(self) -> Iterator[None]:
+        """The process's random state stays as it is, and nothing is compiled unless that is asked for."""
+        with random_state_kept(), torch.compiler.set_stance(self.stance):
             yield
-            return
-        self._is_decoding = True
-        try:
-            with random_state_kept(), torch.compiler.set_stance(self.stance):
-                yield
-        finally:
-            self._is_decoding = False
 
     def step(self) -> None:
         with self.decoding():
@@ -261,6 +267,9 @@ class VllmRollout(RolloutEngine):
                 "actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=False."
             )
         self.wake()
+        if self.adapter is not None:
+            self.llm.llm_engine.add_lora(self.adapter.write(named_tensors))
+            return
         problems: list[PacelineError] = []
 
         def checked() -> Iterator[tuple[str, torch.Tensor]]:
@@ -275,9 +284,21 @@ class VllmRollout(RolloutEngine):
             raise problems[0]
         self.has_weights = True
 
-    def held_weights(self) -> Mapping[str, Held]:
+    @property
+    def takes_adapter(self) -> bool:
+        return self.adapter is not None
+
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        dtype = self.llm.model_config.dtype
+        assert isinstance(dtype, torch.dtype)  # vLLM has resolved a name
+        return dtype
+
+    def held_weights(self) -> Mapping[str, Held] | None:
         """By bytes, in fused layers and padded vocabularies too; where they are packed, by the layer's answer."""
-        model, dtype = model_of(self.llm), cast(torch.dtype, self.llm.model_config.dtype)  # it was told a name
+        if self.adapter is not None:
+            return None
+        model, dtype = model_of(self.llm), self.weights_dtype
         places = {name: place_of(model, name) for name in self.skeleton.state_dict()}
         return {name: held_at(place, dtype) for name, place in places.items() if place is not None}
 
@@ -337,7 +358,7 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
     asked = config.engine_kwargs.vllm
     problems = [
         f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name} "
-        + ("is set by the engine itself; leave it out." if name in OURS else "is no argument of vLLM's LLM.")
+        + ("is set by the engine itself; leave it out." if name in OURS else "is not an argument of vLLM's LLM.")
         for name in asked
         if name in OURS or name not in EngineArgs.__dataclass_fields__
     ]
@@ -359,6 +380,8 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
         **ours,
         **asked,
     }
+    if (policy := adapted_policy(spec.model, config)) is not None:
+        arguments = room_for_adapter(policy) | arguments
     if config.tensor_model_parallel_size > 1:
         arguments["tensor_parallel_size"] = config.tensor_model_parallel_size
         arguments["distributed_executor_backend"] = "external_launcher"  # the ranks are there: vLLM starts no process

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from paceline.errors import ResourceError
@@ -79,6 +80,8 @@ class InProcessWorkerGroup(WorkerGroup):
             args = [_resolved(value) for value in call.args]
             kwargs = {key: _resolved(value) for key, value in call.kwargs.items()}
             worker = self._workers[self.name]
+            tag = dict(call_tag.get({}))
+            token = call_tag.set(tag)
             _running[self.name] = method
             try:
                 result = run_method(worker, method, args, kwargs)
@@ -86,6 +89,7 @@ class InProcessWorkerGroup(WorkerGroup):
                     result = private_copy(result, worker, method)  # as if it had come from another process
             finally:
                 del _running[self.name]
+                call_tag.reset(token)
             results.append(drop_padding(result, [*args, *kwargs.values()]) if row_wise else result)
             _records.append(
                 CallRecord(
@@ -98,7 +102,7 @@ class InProcessWorkerGroup(WorkerGroup):
                     method=method,
                     start=start,
                     end=time.time(),
-                    tag=dict(call_tag.get({})),
+                    tag=tag,
                 )
             )
         return DataProtoFuture(results, collect_fn, as_list)
@@ -117,6 +121,11 @@ class InProcessWorkerGroup(WorkerGroup):
     def running_calls() -> dict[str, str]:
         """The call that runs now, if any: role to method."""
         return dict(_running)
+
+    @staticmethod
+    def meanwhile(do: Callable[[], None]) -> AbstractContextManager[None]:
+        """Nothing is ever waited for: a call has ended when it was issued."""
+        return nullcontext()
 
     def shutdown(self) -> None:
         """Drop the workers."""

@@ -8,15 +8,17 @@ from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from paceline.config import PPOConfig
-from paceline.config.checks import all_problems, check_device
-from paceline.config.load import Config, Reading, read_config
+from paceline.config import PPOConfig, SupervisedConfig
+from paceline.config.checks import all_problems, check_device, without_unread
+from paceline.config.checks.supervised_checks import check_supervised
+from paceline.config.load import Config, Reading, Root, read_config
 from paceline.errors import ConfigError
 from paceline.external import import_external
 from paceline.run_folder import default_run_dir
 from paceline.trainer.device import detect_device, joins_cluster
 
 AnyConfig = TypeVar("AnyConfig", DictConfig, PPOConfig)
+SupervisedRoot = TypeVar("SupervisedRoot", bound=SupervisedConfig)
 
 
 def complete_config(config: Config) -> PPOConfig:
@@ -24,15 +26,9 @@ def complete_config(config: Config) -> PPOConfig:
     return complete_reading(read_config(config))
 
 
-def complete_reading(reading: Reading) -> PPOConfig:
+def complete_reading(reading: Reading[PPOConfig]) -> PPOConfig:
     """The same of a configuration that was read already; a ConfigError has the problems of reading, too."""
-    cfg = reading.cfg
-    trainer = cfg.trainer
-    # Absolute here, because the TaskRunner may run in another folder.
-    run_dir = trainer.default_local_dir or os.path.abspath(
-        default_run_dir(trainer.project_name, trainer.experiment_name)
-    )
-    cfg = dataclasses.replace(cfg, trainer=dataclasses.replace(trainer, default_local_dir=run_dir))
+    cfg = with_run_dir(reading.cfg)
     problems: list[str] = []
     try:
         import_external(cfg.actor_rollout_ref.model.external_lib)
@@ -43,6 +39,34 @@ def complete_reading(reading: Reading) -> PPOConfig:
         raise ConfigError(problems)
     # Asked last, because it loads torch: a bad configuration is answered without it.
     return cfg if joins_cluster(cfg) else with_device(cfg)
+
+
+def complete_supervised(reading: Reading[SupervisedRoot]) -> SupervisedRoot:
+    """The same of the configuration of a run that trains on given texts."""
+    cfg = with_run_dir(reading.cfg)
+    problems: list[str] = []
+    try:
+        import_external(cfg.model.external_lib)
+    except ConfigError as error:
+        problems = error.problems
+    problems += without_unread(check_supervised(cfg), reading.problems)
+    if problems:
+        raise ConfigError(problems)
+    if joins_cluster(cfg) or cfg.trainer.device is not None:
+        return cfg
+    cfg = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, device=detect_device()))
+    if problems := check_supervised(cfg):  # what depends on the device
+        raise ConfigError(problems)
+    return cfg
+
+
+def with_run_dir(cfg: Root) -> Root:
+    """With the run's folder, absolute, because the TaskRunner may run in another one."""
+    trainer = cfg.trainer
+    run_dir = trainer.default_local_dir or os.path.abspath(
+        default_run_dir(trainer.project_name, trainer.experiment_name)
+    )
+    return dataclasses.replace(cfg, trainer=dataclasses.replace(trainer, default_local_dir=run_dir))
 
 
 def with_device(cfg: PPOConfig) -> PPOConfig:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.errors import ConfigError
+
 PPO_RAY_RUNTIME_ENV: dict[str, dict[str, str]] = {
     "env_vars": {
         # Left open, tokenizers warns in every process that forks.
@@ -30,7 +32,7 @@ def get_ppo_ray_runtime_env() -> dict[str, dict[str, str]]:
 
 
 def merged_runtime_env(
-    user: Mapping[str, Any] | None = None, *, transfer_queue: bool = False, run: Mapping[str, str] | None = None
+    user: Mapping[str, Any] | None = None, *, run: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
     """The runtime environment for Ray: our variables under the shell's under those of the user's `runtime_env`.
 
@@ -40,16 +42,40 @@ def merged_runtime_env(
     variables = dict(get_ppo_ray_runtime_env()["env_vars"])
     variables |= {name: os.environ[name] for name in PPO_RAY_RUNTIME_ENV["env_vars"] if name in os.environ}
     variables |= run or {}
-    if transfer_queue:
-        variables["TRANSFER_QUEUE_ENABLE"] = "1"
     # Ray refuses a variable that both the job and its driver set, and the job's reaches all processes as well.
-    variables = {name: value for name, value in variables.items() if name not in _variables_of_job()}
+    variables = {name: value for name, value in variables.items() if name not in _variables(_of_job())}
     user = dict(user or {})
-    variables |= {name: str(value) for name, value in (user.pop("env_vars", None) or {}).items()}
+    variables |= _variables(user)
     return {**user, "env_vars": variables}
 
 
-def _variables_of_job() -> Mapping[str, str]:
-    """The variables of the runtime environment that `ray job submit` was given, if this process is such a job."""
+def without_those_of_the_job(user: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's runtime environment without what `ray job submit` was given just so: Ray would refuse it twice.
+
+    Raises:
+        ConfigError: the two differ. Ray's own words would be all variables of the run.
+    """
+    job, ours, of_job = _of_job(), _variables(user), _variables(_of_job())
+    both = [name for name in user if name in job and name != "env_vars"]
+    differ = [name for name in both if user[name] != job[name]]
+    differ += [f"env_vars.{name}" for name, value in ours.items() if of_job.get(name, value) != value]
+    if differ:
+        raise ConfigError(
+            [
+                f"ray_kwargs.ray_init.runtime_env.{name} is another one in the submitted job's runtime environment: "
+                "Ray takes only one. Set it in one place."
+                for name in differ
+            ]
+        )
+    left = {name: value for name, value in user.items() if name not in both and name != "env_vars"}
+    return {**left, "env_vars": {name: value for name, value in ours.items() if name not in of_job}}
+
+
+def _variables(runtime_env: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in (runtime_env.get("env_vars") or {}).items()}
+
+
+def _of_job() -> Mapping[str, Any]:
+    """The runtime environment that `ray job submit` was given, if this process is such a job."""
     job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
-    return (job.get("runtime_env") or {}).get("env_vars") or {}
+    return job.get("runtime_env") or {}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Literal
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig
 
 Device = Literal["cuda", "npu", "cpu"]
 
@@ -36,7 +36,7 @@ def device_of(resources: Mapping[str, float]) -> Device:
     return "cuda" if resources.get("GPU") else "npu" if resources.get("NPU") else "cpu"
 
 
-def joins_cluster(cfg: PPOConfig) -> bool:
+def joins_cluster(cfg: AnyRunConfig) -> bool:
     """Whether the run will join a cluster, so that only then its devices are known."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():

@@ -11,10 +11,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 
 from paceline.config import ModelConfig, PPOConfig
-from paceline.config.load import read_config, read_saved
+from paceline.config.load import read_policy_config, read_saved
+from paceline.config.path_checks import model_config
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine import Engine, EngineSpec, get_engine
-from paceline.engine.hf_models import ModelKind, quiet_transformers, read_model
+from paceline.engine.hf_models import ModelKind, filled_model, quiet_transformers, write_model
 from paceline.engine.lora import ADAPTER_CONFIG, LoraSpec, read_lora_config
 from paceline.errors import CheckpointError
 from paceline.files import replacing_folder
@@ -62,10 +63,11 @@ def export_run(
     cfg = _read_run(run)
     _check_output(output, run, force=force)
     source = find_part(run / CHECKPOINTS_FOLDER, role, step)
+    refuse_reward_model(source)
     engine, model = _load(cfg, role, source)
     weights = {name: weight.to(getattr(torch, dtype)) for name, weight in engine.named_full_weights()}
     with replacing_folder(output) as folder:
-        num_parameters = _write(model, KINDS[role], weights, folder)
+        num_parameters = write_model(model, KINDS[role], weights, folder)
         _tokenizer(cfg, source).save_pretrained(folder)
         difference = _check(folder, engine, weights, trust_remote_code=model.trust_remote_code)
         if dtype == "float32" and not difference <= TOLERANCE:
@@ -85,7 +87,7 @@ def export_run(
 def _read_run(run: Path) -> PPOConfig:
     if not (run / CONFIG_FILE).exists():
         raise CheckpointError(
-            f"{run} is no run: it has no {CONFIG_FILE}. Give the folder of a run, which trainer.default_local_dir "
+            f"{run} is not a run: it has no {CONFIG_FILE}. Give the folder of a run, which trainer.default_local_dir "
             f"names (else {default_run_dir('<project>', '<experiment>')})."
         )
     if not (run / CHECKPOINTS_FOLDER).exists():
@@ -94,7 +96,16 @@ def _read_run(run: Path) -> PPOConfig:
             "trainer.save_freq set, which saves every so many steps and at the end."
         )
     # Only the models' sections matter: keys of another version elsewhere are no reason to stop.
-    return read_config(read_saved(run / CONFIG_FILE)).cfg
+    return read_policy_config(read_saved(run / CONFIG_FILE)).cfg
+
+
+def refuse_reward_model(source: Path) -> None:
+    """A role's folder whose model scores texts is none that answers."""
+    if any(name.endswith("ForSequenceClassification") for name in model_config(source).get("architectures") or ()):
+        raise CheckpointError(
+            f"{source} is a reward model, and no policy. It is a Hugging Face folder as it is: reward_model.model.path "
+            "takes it."
+        )
 
 
 def _check_output(output: Path, run: Path, *, force: bool) -> None:
@@ -129,22 +140,7 @@ def _load(cfg: PPOConfig, role: Role, source: Path) -> tuple[Engine, ModelConfig
 def merged_policy(cfg: PPOConfig, source: Path) -> PreTrainedModel:
     """The policy of a checkpoint as one plain model, its adapter merged."""
     engine, model = _load(cfg, "actor", source)
-    return _filled(model, "causal_lm", dict(engine.named_full_weights()))
-
-
-def _filled(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor]) -> PreTrainedModel:
-    built, _ = read_model(model, kind)
-    built.load_state_dict(weights)
-    return built
-
-
-def _write(model: ModelConfig, kind: ModelKind, weights: dict[str, Tensor], folder: Path) -> int:
-    """Weights, config and generation config. Gives the number of parameters."""
-    built = _filled(model, kind, weights)
-    with quiet_transformers():
-        torch.nn.Module.to(built, next(iter(weights.values())).dtype)
-        built.save_pretrained(folder)
-    return sum(parameter.numel() for parameter in built.parameters())
+    return filled_model(model, "causal_lm", dict(engine.named_full_weights()))
 
 
 def _tokenizer(cfg: PPOConfig, source: Path) -> Any:

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.load import to_dictconfig
 from paceline.errors import PacelineError, ResourceError, Terminated, WorkerError
 from paceline.report.status import end_status
 from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
+from paceline.trainer.same_command import attempt as this_attempt
 
 if TYPE_CHECKING:
     from paceline.single_controller.ray.heartbeat import Place
@@ -36,7 +37,7 @@ KILL_SECONDS = 5.0
 
 
 @contextmanager
-def running_ray(cfg: PPOConfig) -> Iterator[RaySession]:
+def running_ray(cfg: AnyRunConfig) -> Iterator[RaySession]:
     """The Ray that is running, or one for this block alone.
 
     Errors of paceline that come out of Ray inside the block are raised as themselves. Ray's own timeline is written
@@ -56,9 +57,10 @@ def running_ray(cfg: PPOConfig) -> Iterator[RaySession]:
             session.close()
 
 
-def _first_session(cfg: PPOConfig) -> RaySession:
+def _first_session(cfg: AnyRunConfig) -> RaySession:
     """A Ray that does not start is tried as often again as a run that dies."""
-    for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
+    for restarts_left in reversed(range(this_attempt.restarts(cfg.trainer.max_restarts) + 1)):
+        this_attempt.restarts_left = restarts_left
         try:
             return RaySession(cfg)
         except WorkerError as error:
@@ -68,14 +70,15 @@ def _first_session(cfg: PPOConfig) -> RaySession:
     raise AssertionError("a last attempt returns or raises")
 
 
-def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
     the run's own is started anew, whichever process died: it may be one of Ray's.
     """
-    attempt, run = cfg, _run_to_end
-    for restarts_left in reversed(range(cfg.trainer.max_restarts + 1)):
+    attempt, run = _resuming(cfg) if this_attempt.goes_on else cfg, _run_to_end
+    for restarts_left in reversed(range(this_attempt.restarts(cfg.trainer.max_restarts) + 1)):
+        this_attempt.restarts_left = restarts_left
         try:
             session.open()
             run(task_runner_class, session, attempt)
@@ -90,6 +93,7 @@ def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: PPOConfi
                 logger.error("the run ends: %s", _advice(cfg))
                 raise
             logger.error("%s", error)
+            this_attempt.goes_on = True
             attempt, run = _resuming(cfg), _run_to_end if session.is_own else _run_when_it_fits
             logger.warning(
                 "starting again from %s; %d more restarts (trainer.max_restarts=%d)",
@@ -103,11 +107,11 @@ def _may_pass(error: WorkerError) -> bool:
     return not error.caused_by(PacelineError)
 
 
-def _has_checkpoint(cfg: PPOConfig) -> bool:
+def _has_checkpoint(cfg: AnyRunConfig) -> bool:
     return bool(list_checkpoints(Path(str(cfg.trainer.default_local_dir)) / CHECKPOINTS_FOLDER))
 
 
-def _advice(cfg: PPOConfig) -> str:
+def _advice(cfg: AnyRunConfig) -> str:
     """What to do about a run that ended by a death."""
     by_itself = f"trainer.max_restarts={cfg.trainer.max_restarts + 3} lets it do so by itself"
     if _has_checkpoint(cfg):
@@ -115,14 +119,14 @@ def _advice(cfg: PPOConfig) -> str:
     return f"it has no checkpoint, so the same command starts from the beginning; set trainer.save_freq; {by_itself}"
 
 
-def _resuming(cfg: PPOConfig) -> PPOConfig:
+def _resuming(cfg: AnyRunConfig) -> AnyRunConfig:
     """The configuration of the next attempt: it goes on from the run's own checkpoints if there are any."""
     if not _has_checkpoint(cfg):
         return cfg
     return dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None))
 
 
-def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
     reported = False
@@ -138,7 +142,7 @@ def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: PPOConfi
             time.sleep(NODE_POLL_SECONDS)
 
 
-def _run_to_end(task_runner_class: Any, session: RaySession, cfg: PPOConfig) -> None:
+def _run_to_end(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass
@@ -183,6 +187,7 @@ class _Watcher:
     """Waits for the run, as long as its process beats and Ray's own processes are there."""
 
     def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
+        from paceline.private_apis.ray_private import id_of_actor
         from paceline.single_controller.ray.heartbeat import beat_and_locate
         from paceline.single_controller.ray.watch import Process, Pulse
 
@@ -190,7 +195,7 @@ class _Watcher:
         self._limit = heartbeat_timeout_seconds
         # Of any class, also one of a user's that knows nothing of it: a process that does not beat counts as dead.
         self._located = runner.__ray_call__.remote(beat_and_locate)
-        self._process = Process(runner, 0, runner._actor_id.hex(), heartbeat_timeout_seconds)
+        self._process = Process(runner, 0, id_of_actor(runner), heartbeat_timeout_seconds)
         self._pulse = Pulse(self._process)
         self.stop = self._pulse.stop
 
@@ -239,9 +244,10 @@ def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
 
 def _forget(runner: Any) -> None:
     """Remove what Ray keeps of the actor: its heartbeat, and its placement groups until the whole job ends."""
+    from paceline.private_apis.ray_private import id_of_actor
     from paceline.single_controller.ray.heartbeat import forget_beats
 
-    actor_id = runner._actor_id.hex()
+    actor_id = id_of_actor(runner)
 
     def forget() -> None:
         _remove_reservations(actor_id)

@@ -30,6 +30,7 @@ from paceline.log_file import configure_logging, log_process, terminal_lines
 from paceline.run_folder import LOGS_FOLDER
 from paceline.trainer.complete import auto_set_device, complete_config, complete_reading, with_device
 from paceline.trainer.launch import run_with_restarts, running_ray
+from paceline.trainer.same_command import one_command
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -125,6 +126,16 @@ class TaskRunner:
 
         return ResourcePoolManager(resource_pool_spec=plan_pools(self._complete(config)), mapping=self.mapping)
 
+    @classmethod
+    def look_ahead(cls, config: PPOConfig) -> None:
+        """Raise what is wrong with models, prompts and rewards, before Ray starts.
+
+        Where `build_trainer` is another one, the data and rewards may be, too, and only models are looked at.
+        """
+        from paceline.trainer.preflight import preflight
+
+        preflight(config, reads_data=cls.build_trainer is TaskRunner.build_trainer)
+
     def run(self, config: DictConfig) -> None:
         """Train to the end."""
         from paceline.single_controller.ray.heartbeat import start_actor_heartbeat
@@ -213,12 +224,12 @@ def say_what_became(reading: Reading) -> Reading:
 
 def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
     """Raise what is wrong with models, prompts and rewards before Ray starts; of a runner of other making, nothing."""
-    from paceline.trainer.preflight import crowded_cores, preflight
+    from paceline.trainer.preflight import crowded_cores
 
     if remark := crowded_cores(cfg):
         logger.warning("%s", remark)
     if isinstance(task_runner_class, type) and issubclass(task_runner_class, TaskRunner):
-        preflight(cfg, reads_data=task_runner_class.build_trainer is TaskRunner.build_trainer)
+        task_runner_class.look_ahead(cfg)
 
 
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
@@ -235,7 +246,8 @@ def cli(hydra_main: Callable[[], None] = main) -> None:
     if {"--help", "-h"} & set(arguments):
         sys.stdout.write(render_help("python -m paceline.trainer.main_ppo"))
         return
-    with errors_as_exit_codes(), hydra_errors_as_ours(getattr(hydra_main, "__wrapped__", None)):
+    own_errors = hydra_errors_as_ours(getattr(hydra_main, "__wrapped__", None))
+    with one_command(), errors_as_exit_codes(), own_errors:
         sys.argv[1:] = check_overrides(arguments)
         hydra_main()
 

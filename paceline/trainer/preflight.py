@@ -12,13 +12,13 @@ import logging
 import netrc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.load import is_local_path
 from paceline.config.path_checks import data_files, model_config
 from paceline.config.tables import table_head
@@ -47,29 +47,33 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     from paceline.data.tokenizer import load_tokenizer
 
     problems: list[PacelineError] = []
-    for text in [*_login_problems(cfg), *_hub_problems(cfg)]:
+    for text in [*login_problems(cfg), *hub_problems(_named_models(cfg)), *_image_problems(cfg)]:
         problems.append(ConfigError(text))
     if problems:  # without the model there is no tokenizer
-        raise _together(problems)
+        raise together(problems)
     problems += map(ConfigError, _position_problems(cfg))
     model = cfg.actor_rollout_ref.model
     try:
         tokenizer = load_tokenizer(str(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code)
     except PacelineError as error:
-        raise _together([*problems, error]) from error
+        raise together([*problems, error]) from error
     largest = -1
-    if reads_data:
-        with _quiet():
+    agents = list(_agent_problems(cfg, tokenizer))
+    problems += agents
+    if reads_data and not agents:  # tools stand in the prompts
+        with quiet_reading():
             datasets, found = _read_data(cfg, tokenizer)
             problems += found
             problems += _reward_problems(cfg, tokenizer, datasets)
         largest = max((dataset.largest_token() for dataset in datasets.values()), default=-1)
-    problems += map(ConfigError, _vocabulary_problems(cfg, tokenizer, largest))
+    setting = "actor_rollout_ref.model.tokenizer_path"
+    where = str(model.tokenizer_path or model.path)
+    problems += map(ConfigError, vocabulary_problems(_models(cfg), tokenizer, largest, setting, where))
     if problems:
-        raise _together(problems)
+        raise together(problems)
 
 
-def _together(problems: list[PacelineError]) -> PacelineError:
+def together(problems: list[PacelineError]) -> PacelineError:
     """One problem as itself, several as a list."""
     if len(problems) == 1:
         return problems[0]
@@ -80,7 +84,7 @@ def _together(problems: list[PacelineError]) -> PacelineError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_reading() -> Iterator[None]:
     """The run itself says what it reads."""
     data, rewards = logging.getLogger("paceline.data"), logging.getLogger("paceline.rewards")
     levels = data.level, rewards.level
@@ -98,21 +102,26 @@ def _quiet() -> Iterator[None]:
 
 def _models(cfg: PPOConfig) -> dict[str, str]:
     """Key and path of the models that read the run's tokens."""
-    found = {"actor_rollout_ref.model.path": str(cfg.actor_rollout_ref.model.path)}
     from paceline.trainer.ppo.placement import uses_critic
 
+    found = {"actor_rollout_ref.model.path": str(cfg.actor_rollout_ref.model.path)}
     if uses_critic(cfg) and cfg.critic.model.path is not None:
         found["critic.model.path"] = cfg.critic.model.path
     return found
 
 
-def _hub_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Paths that are no folder here and that the hub does not have, or that can't be asked for."""
+def _named_models(cfg: PPOConfig) -> dict[str, str]:
+    """Key and path of all models and tokenizers that the run reads."""
     asked = _models(cfg)
     if cfg.actor_rollout_ref.model.tokenizer_path is not None:
         asked["actor_rollout_ref.model.tokenizer_path"] = cfg.actor_rollout_ref.model.tokenizer_path
     if cfg.reward_model.enable:
         asked["reward_model.model.path"] = str(cfg.reward_model.model.path)
+    return asked
+
+
+def hub_problems(asked: Mapping[str, str]) -> Iterator[str]:
+    """Of these keys and paths those that are no folder here and that the hub does not have, or can't be asked for."""
     seen: set[str] = set()
     for key, path in asked.items():
         if not is_local_path(path) and path not in seen:
@@ -154,27 +163,45 @@ def hub_problem(repository: str) -> str | None:
     return None
 
 
-def _config_of(path: str) -> dict[str, Any]:
-    """What config.json of a model says of its language model; nothing if it can't be read here."""
+def _whole_config(path: str) -> dict[str, Any]:
+    """config.json of a model; nothing if it can't be read here."""
     if is_local_path(path):
-        content = model_config(Path(path).expanduser())
-    else:
-        from huggingface_hub import try_to_load_from_cache
+        return model_config(Path(path).expanduser())
+    from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(path, "config.json")
-        try:
-            content = json.loads(Path(cached).read_text()) if isinstance(cached, str) else {}
-        except (OSError, ValueError):
-            content = {}
+    cached = try_to_load_from_cache(path, "config.json")
+    try:
+        return dict(json.loads(Path(cached).read_text())) if isinstance(cached, str) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def config_of(path: str) -> dict[str, Any]:
+    """What config.json of a model says of its language model."""
+    content = _whole_config(path)
     inner = content.get("text_config")
     return {**content, **inner} if isinstance(inner, dict) else content
+
+
+def _image_problems(cfg: PPOConfig) -> Iterator[str]:
+    """Models that read images, of whose kind transformers has none that reads text alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    for key, path in _models(cfg).items():
+        config = _whole_config(path)
+        kind = config.get("model_type")
+        if "vision_config" in config and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+            yield (
+                f"{key}={path} is a model of images and text ({kind}), which is not supported yet: prompts are text. "
+                "Set it to a model of text."
+            )
 
 
 def _position_problems(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     longest = data.max_prompt_length + data.max_response_length
     for key, path in _models(cfg).items():
-        limit = max_positions(_config_of(path))
+        limit = max_positions(config_of(path))
         if limit is not None and longest > limit:
             yield (
                 f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
@@ -200,23 +227,41 @@ def max_positions(config: dict[str, Any]) -> int | None:
     return limit
 
 
-def _vocabulary_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, largest: int) -> Iterator[str]:
-    """A token that a model has no embedding for. Tokens that were added for other uses, such as images, may be."""
+def vocabulary_problems(
+    models: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, largest: int, setting: str, where: str
+) -> Iterator[str]:
+    """A token that a model has no embedding for. Tokens that were added for other uses, such as images, may be.
+
+    `models` are paths by their keys; the tokenizer is that of `where`, which the key `setting` changes.
+    """
     added = set(tokenizer.get_added_vocab().values())
     own = max((number for number in tokenizer.get_vocab().values() if number not in added), default=-1)
     special = [number for number in (tokenizer.pad_token_id, tokenizer.eos_token_id) if number is not None]
     needed = max([own, largest, *special])
-    for key, path in _models(cfg).items():
-        size = _config_of(path).get("vocab_size")
+    for key, path in models.items():
+        size = config_of(path).get("vocab_size")
         if isinstance(size, int) and needed >= size:
-            where = cfg.actor_rollout_ref.model.tokenizer_path or cfg.actor_rollout_ref.model.path
             yield (
                 f"{key}: the model has {size} embeddings (vocab_size), and the tokenizer of {where} has the token "
-                f"{needed}. Set actor_rollout_ref.model.tokenizer_path to the tokenizer of this model."
+                f"{needed}. Set {setting} to the tokenizer of this model."
             )
 
 
 # --------------------------------------------------------------------------------------------- prompts and rewards
+
+
+def _agent_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[PacelineError]:
+    """Tools and agent loops that can't be made."""
+    from paceline.config.derived import uses_agents
+
+    if not uses_agents(cfg):
+        return
+    from paceline.workers.agent_worker import make_runner
+
+    try:
+        make_runner(cfg.actor_rollout_ref.rollout, cfg.data, tokenizer)
+    except PacelineError as error:
+        yield error
 
 
 def _read_data(
@@ -245,9 +290,11 @@ def _datasets(
     key: str, files: list[str], tokenizer: PreTrainedTokenizerBase, cfg: PPOConfig, most: int
 ) -> dict[str, RLHFDataset]:
     from paceline.data.rl_dataset import RLHFDataset
+    from paceline.trainer.ppo.loaders import prompt_config
 
     # A dry run leaves no file; of a run, what is tokenised here is tokenised.
-    data = dataclasses.replace(cfg.data, cache_dir="") if cfg.trainer.dry_run else cfg.data
+    data = prompt_config(cfg)
+    data = dataclasses.replace(data, cache_dir="") if cfg.trainer.dry_run else data
     rows = {file: table_head(file)[0] for file in files}
     total = sum(rows.values()) if most < 0 else min(most, sum(rows.values()))
     if total <= SMALL:
@@ -268,7 +315,9 @@ def _reward_problems(
     cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, datasets: dict[str, RLHFDataset]
 ) -> Iterator[PacelineError]:
     """Rows that nothing scores. A function of the user's scores all of them."""
-    if cfg.custom_reward_function.path is not None:
+    from paceline.trainer.ppo.loaders import reads_rewards
+
+    if cfg.custom_reward_function.path is not None or not reads_rewards(cfg):
         return
     from paceline.rewards import make_reward_manager
     from paceline.trainer.ppo.scoring import check_scorable
@@ -291,35 +340,46 @@ def _reward_problems(
 # --------------------------------------------------------------------------------------------------- the machine
 
 
-def _login_problems(cfg: PPOConfig) -> Iterator[str]:
-    """wandb without a login asks for one in a process that has no terminal."""
-    if "wandb" not in cfg.trainer.logger:
-        return
+def login_problems(cfg: AnyRunConfig) -> Iterator[str]:
+    """wandb and swanlab without a login ask for one in a process that has no terminal."""
     runtime_env = cfg.ray_kwargs.ray_init.get("runtime_env") or {}
     variables = {**os.environ, **(runtime_env.get("env_vars") or {})}
     if cfg.ray_kwargs.ray_init.get("address") or os.environ.get("RAY_ADDRESS"):
         return  # the run's process may be on another machine
-    if variables.get("WANDB_API_KEY") or str(variables.get("WANDB_MODE", "")).lower() in (
-        "offline",
-        "disabled",
-        "dryrun",
-    ):
-        return
-    host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
-    files = [variables.get("NETRC"), "~/.netrc", "~/_netrc"]
+    if "wandb" in cfg.trainer.logger and not _is_local(variables, "WANDB", ("offline", "disabled", "dryrun")):
+        host = urlparse(str(variables.get("WANDB_BASE_URL") or "https://api.wandb.ai")).hostname
+        if not _has_login([variables.get("NETRC"), "~/.netrc", "~/_netrc"], host):
+            yield (
+                f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
+                "WANDB_MODE=offline to keep the records here."
+            )
+    if "swanlab" in cfg.trainer.logger and not _is_local(variables, "SWANLAB", ("offline", "local", "disabled")):
+        folders = [".swanlab", variables.get("SWANLAB_ROOT") or variables.get("SWANLAB_SAVE_DIR") or "~/.swanlab"]
+        if not _has_login([f"{folder}/.netrc" for folder in folders]):
+            yield (
+                "trainer.logger=swanlab has no login. Run `swanlab login`, set SWANLAB_API_KEY, or set "
+                "SWANLAB_MODE=offline to keep the records here."
+            )
+
+
+def _is_local(variables: Mapping[str, object], tracker: str, modes: Container[str]) -> bool:
+    """Whether a tracker's variables have a key for its server, or say that it needs none."""
+    return bool(variables.get(f"{tracker}_API_KEY")) or str(variables.get(f"{tracker}_MODE", "")).lower() in modes
+
+
+def _has_login(files: Iterable[object], host: str | None = None) -> bool:
+    """Whether a netrc file has a login for a host, or for any."""
     for file in filter(None, files):
         try:
-            if netrc.netrc(os.path.expanduser(file)).authenticators(str(host)):
-                return
+            known = netrc.netrc(os.path.expanduser(str(file)))
         except (OSError, netrc.NetrcParseError):
             continue
-    yield (
-        f"trainer.logger=wandb has no login for {host}. Run `wandb login`, set WANDB_API_KEY, or set "
-        "WANDB_MODE=offline to keep the records here."
-    )
+        if known.hosts if host is None else known.authenticators(host):
+            return True
+    return False
 
 
-def crowded_cores(cfg: PPOConfig) -> str | None:
+def crowded_cores(cfg: AnyRunConfig) -> str | None:
     """What to say of more devices on a CPU than this machine has cores."""
     cores = num_cores()
     devices, joins = (

@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -20,14 +19,15 @@ from typing import Any, TypeVar
 
 import psutil
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
 from paceline.report.environment import launch_variables
 from paceline.run_folder import LOGS_FOLDER
 from paceline.text import nearest
-from paceline.trainer.constants_ppo import merged_runtime_env
+from paceline.trainer.constants_ppo import merged_runtime_env, without_those_of_the_job
+from paceline.trainer.same_command import start_again_or_end
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class RaySession:
     someone else's Ray is used, which is left as it was.
     """
 
-    def __init__(self, cfg: PPOConfig) -> None:
+    def __init__(self, cfg: AnyRunConfig) -> None:
         import ray
 
         self._cfg = cfg
@@ -202,7 +202,7 @@ def kill_processes(processes: Collection[psutil.Process]) -> None:
     psutil.wait_procs(processes, timeout=GRACE_SECONDS)
 
 
-def start_ray(cfg: PPOConfig) -> bool:
+def start_ray(cfg: AnyRunConfig) -> bool:
     """ray.init with ray_kwargs.ray_init. Gives whether the run has a Ray of its own now.
 
     Left alone, Ray joins whatever cluster was started on this machine, perhaps by someone else: we join one only where
@@ -218,10 +218,10 @@ def start_ray(cfg: PPOConfig) -> bool:
         if name not in known and not name.startswith("_"):
             close = nearest(name, known)
             hint = f"; did you mean {close}?" if close else "."
-            problems.append(f"ray_kwargs.ray_init.{name} is no argument of ray.init{hint}")
+            problems.append(f"ray_kwargs.ray_init.{name} is not an argument of ray.init{hint}")
     if problems:
         raise ConfigError(problems)
-    runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))
+    runtime_env = _runtime_env(cfg, without_those_of_the_job(ray_init.pop("runtime_env", None) or {}))
     ray_init = {
         "include_dashboard": False,
         "logging_level": logging.WARNING,
@@ -314,10 +314,8 @@ def _guarded_start() -> Iterator[None]:
                 why = f"it took more than {START_SECONDS:.0f} s"
             if why:
                 # ray.init can't be interrupted: it waits in Ray's own code, which ends this process in the end.
-                sys.stderr.write(f"Ray did not start: {why}. The same command may be started again.\n")
-                sys.stderr.flush()
                 kill_processes(own_processes())
-                os._exit(1)
+                start_again_or_end(f"Ray did not start: {why}.")
 
     threading.Thread(target=watch, name="start of Ray", daemon=True).start()
     try:
@@ -333,13 +331,13 @@ def _guarded_start() -> Iterator[None]:
         started.set()
 
 
-def _runtime_env(cfg: PPOConfig, user: dict[str, Any] | None) -> dict[str, Any]:
+def _runtime_env(cfg: AnyRunConfig, user: dict[str, Any] | None) -> dict[str, Any]:
     """Ours and the user's, with what the processes of this run report."""
     run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
-    return merged_runtime_env(user, transfer_queue=cfg.transfer_queue.enable, run=run)
+    return merged_runtime_env(user, run=run)
 
 
-def _options_in_running_ray(cfg: PPOConfig) -> dict[str, Any]:
+def _options_in_running_ray(cfg: AnyRunConfig) -> dict[str, Any]:
     """The options of the TaskRunner in a Ray that someone else started: only variables can still be set."""
     ray_init = dict(cfg.ray_kwargs.ray_init)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))

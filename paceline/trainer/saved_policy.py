@@ -18,12 +18,13 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.config import PolicyModelConfig, PPOConfig
-from paceline.config.load import read_config, read_saved
+from paceline.config.load import read_policy_config, read_saved
 from paceline.data.rl_dataset import RLHFDataset, collate_fn
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import ADAPTER_CONFIG
 from paceline.errors import ConfigError, DataError
+from paceline.external import import_external
 from paceline.protocol import DataProto
 from paceline.redaction import MASK
 from paceline.report.dumps import generation_rows
@@ -41,7 +42,7 @@ from paceline.run_folder import (
     step_of,
 )
 from paceline.trainer.device import detect_device
-from paceline.trainer.hf_export import merged_policy
+from paceline.trainer.hf_export import merged_policy, refuse_reward_model
 from paceline.trainer.ppo.checkpoint import find_part, first_whole_part
 from paceline.trainer.ppo.step import make_requests
 
@@ -225,7 +226,7 @@ def find_model(model: str, step: int | None) -> Origin:
     if (folder / CHECKPOINTS_FOLDER).is_dir() or (folder / METRICS_FILE).is_file():
         run_dir = folder
     elif step is not None:
-        raise ConfigError(f"--step {step} asks for a checkpoint, but --model {model} is no folder of a run.")
+        raise ConfigError(f"--step {step} asks for a checkpoint, but --model {model} is not a folder of a run.")
     else:
         return Origin(str(folder) if folder.exists() else model, PPOConfig())
     config = _config_of(run_dir)
@@ -242,6 +243,7 @@ def find_model(model: str, step: int | None) -> Origin:
             f"{', '.join(map(str, steps)) or 'none'}. trainer.save_freq saves them; --step 0 is the first model."
         )
     part = find_part(run_dir / CHECKPOINTS_FOLDER, ACTOR, step)
+    refuse_reward_model(part)
     return Origin(str(part), config, run_dir, step_of(part.parent))
 
 
@@ -251,7 +253,7 @@ def _config_of(run_dir: Path) -> PPOConfig:
     if not saved.is_file():
         return PPOConfig()
     tree = read_saved(saved)
-    reading = read_config(tree)  # most problems are no reason to stop: the run may be of another version
+    reading = read_policy_config(tree)  # most problems are no reason to stop: the run may be of another version
     hidden = (
         f"{key} is {MASK} in {saved}: a run saves its configuration without secrets, and its reward wants the value. "
         "Write ${oc.env:NAME} there instead, and set the environment variable NAME to the value."
@@ -259,7 +261,12 @@ def _config_of(run_dir: Path) -> PPOConfig:
         if key.startswith(SECRETS_OF_SCORES)
     )
     unread = (text for key, text in reading.problems.items() if key.startswith(SECRETS_OF_SCORES))
-    if wrong := [*hidden, *unread]:
+    wrong = [*hidden, *unread]
+    try:  # what it registers scores, and may sample
+        import_external(reading.cfg.actor_rollout_ref.model.external_lib)
+    except ConfigError as error:
+        wrong += [f"{saved}: {problem}" for problem in error.problems]
+    if wrong:
         raise ConfigError(wrong)
     return reading.cfg
 

@@ -26,6 +26,7 @@ from paceline.config.derived import (
     UPDATE_ROWS,
     actor_goes_by_tokens,
     by_tokens,
+    pipeline_parallel_size,
     tensor_parallel_size,
 )
 from paceline.data.tokenizer import load_tokenizer
@@ -40,11 +41,12 @@ from paceline.rollout import RolloutEngine, RolloutSpec, SamplingParams, get_rol
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import DTYPES
 from paceline.single_controller.base import Dispatch
+from paceline.workers.agent_calls import AgentCalls
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, with_mean_weight
-from paceline.workers.request_calls import RequestCalls
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method
-from paceline.workers.weight_sync import WeightSync, in_buckets, packed
+from paceline.workers.weight_calls import WeightCalls
+from paceline.workers.weight_sync import WeightSync
 
 
 def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
@@ -52,7 +54,7 @@ def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
     return LoraSpec(model.lora_rank, model.lora_alpha, model.target_modules) if model.lora_rank > 0 else None
 
 
-class ActorRolloutRefWorker(RequestCalls):
+class ActorRolloutRefWorker(AgentCalls, WeightCalls):
     """Actor, rollout and reference, or any of them, as `role` says (such as "actor_rollout" or "ref")."""
 
     leaves_inputs_alone = True
@@ -64,13 +66,8 @@ class ActorRolloutRefWorker(RequestCalls):
         if not parts or parts - {"actor", "rollout", "ref"}:
             raise ConfigError(f"role {role!r} is not a mix of actor, rollout and ref, such as actor_rollout.")
         self.is_actor, self.is_rollout, self.is_ref = (part in parts for part in ("actor", "rollout", "ref"))
-        self.actor: Engine | None = None
         self.reference: Engine | None = None
         self.rollout_is_stale = False
-        self.version = 0
-        """Of the policy: the number of steps whose update of the actor it contains."""
-        self.outgoing: Iterator[DataProto] = iter(())
-        self.weight_sync: WeightSync | None = None
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -92,6 +89,8 @@ class ActorRolloutRefWorker(RequestCalls):
                 optim=config.actor.optim,
                 grad_clip=config.actor.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                pipeline_model_parallel_size=pipeline_parallel_size(config.actor),
+                ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 lora=lora_of(config.model),
                 offload=config.actor.fsdp_config,
             )
@@ -101,6 +100,8 @@ class ActorRolloutRefWorker(RequestCalls):
                 config.model,
                 kind="causal_lm",
                 tensor_model_parallel_size=tensor_parallel_size(config.actor),
+                pipeline_model_parallel_size=pipeline_parallel_size(config.actor),
+                ulysses_sequence_parallel_size=config.actor.ulysses_sequence_parallel_size,
                 offload=config.ref.fsdp_config,
             )
         if self.is_rollout:
@@ -158,8 +159,7 @@ class ActorRolloutRefWorker(RequestCalls):
         """
         rollout = built(self.rollout)
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
-        with self.rollout_on_device():
-            built(self.weight_sync).require_version(prompts.meta_info.get("version"))
+        with self.rollout_on_device(prompts.meta_info.get("version")):
             completions = rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         rollout.sleep()
         return to_batch(
@@ -171,16 +171,18 @@ class ActorRolloutRefWorker(RequestCalls):
         )
 
     @contextmanager
-    def rollout_on_device(self) -> Iterator[None]:
+    def rollout_on_device(self, version: int | None = None) -> Iterator[None]:
+        rollout, sync = built(self.rollout), built(self.weight_sync)
         if self.rollout_is_stale:
             actor = built(self.actor)
-            built(self.weight_sync).bring(
-                actor.named_full_weights,
+            sync.bring(
+                lambda: self.named_policy(adapter=rollout.takes_adapter),
                 self.version,
                 self.kv_cache,
-                any_rank=lambda found: actor.sum_over_ranks(float(found)) > 0,
+                any_process=lambda found: actor.sum_over_ranks(float(found)) > 0,
             )
             self.rollout_is_stale = False
+        sync.require_version(version)
         # The actor's own module may be offloaded.
         with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
             yield
@@ -191,24 +193,6 @@ class ActorRolloutRefWorker(RequestCalls):
         self.version = version
         if self.is_rollout and not self.rollout_is_stale:
             built(self.rollout).version = version
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def count_weight_buckets(self) -> int:
-        """Into how many parts `send_weights` divides the policy."""
-        return len([None for _ in in_buckets(built(self.actor).named_full_weights())])
-
-    @role_method(Dispatch.ONE_TO_ALL_FIRST_ANSWERS)
-    def send_weights(self, bucket: int) -> DataProto:
-        """One part of the policy's whole weights, for a rollout in other processes. Parts are asked for in order."""
-        if bucket == 0:
-            self.outgoing = packed(built(self.actor).named_full_weights(), self.version)
-        return next(self.outgoing)
-
-    @role_method(Dispatch.ONE_TO_ALL)
-    def receive_weights(self, *buckets: DataProto, version: int | None = None) -> None:
-        """All parts that the actor sent. Responses under way go on with them."""
-        self.check_sampling()
-        built(self.weight_sync).receive(buckets, version, self.kv_cache)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
@@ -298,6 +282,8 @@ class TrainingWorker(RoleWorker):
                 optim=config.optim,
                 grad_clip=config.grad_clip,
                 tensor_model_parallel_size=tensor_parallel_size(config),
+                pipeline_model_parallel_size=pipeline_parallel_size(config),
+                ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
                 offload=config.model.fsdp_config,
             )
 
@@ -309,6 +295,8 @@ class TrainingWorker(RoleWorker):
             model,
             kind="sequence_classification",
             tensor_model_parallel_size=tensor_parallel_size(config),
+            pipeline_model_parallel_size=pipeline_parallel_size(config),
+            ulysses_sequence_parallel_size=config.ulysses_sequence_parallel_size,
             offload=model.fsdp_config,
         )
         policy, judge = (

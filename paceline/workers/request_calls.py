@@ -14,9 +14,12 @@ from paceline.protocol import DataProto
 from paceline.rollout import Completion, Request, RolloutEngine, SamplingParams
 from paceline.rollout.postprocess import prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import CachePolicy, RequestId
-from paceline.single_controller.base import Dispatch
+from paceline.single_controller.base import Dispatch, call_tag
 from paceline.workers.role_worker import RoleWorker, RunContext, built, role_method
 from paceline.workers.sampling_thread import SamplingThread
+
+SAMPLED = "sampled"
+"""In the record of a call that collects: when was sampled since the last one, as (start, end, version)."""
 
 
 class RequestCalls(RoleWorker):
@@ -37,8 +40,11 @@ class RequestCalls(RoleWorker):
         self.prompts: dict[RequestId, DataProto] = {}
         """The rows of the requests under way."""
 
-    def rollout_on_device(self) -> AbstractContextManager[None]:
-        """Around decoding: the weights to sample from are those of the policy, and on the device."""
+    def rollout_on_device(self, version: int | None = None) -> AbstractContextManager[None]:
+        """Around decoding: the weights to sample from are those of the policy, and on the device.
+
+        `version` is that of the weights that the driver counts on; None: it did not say.
+        """
         raise NotImplementedError
 
     @role_method(Dispatch.ONE_TO_ALL)
@@ -65,6 +71,8 @@ class RequestCalls(RoleWorker):
     def collect_finished(self) -> DataProto:
         """The responses that have ended since the last call."""
         self.check_sampling()
+        if self.sampling is not None:
+            call_tag.get({})[SAMPLED] = self.sampling.sampled()
         return self._answer(built(self.rollout).collect())
 
     @role_method(Dispatch.ALL_TO_ALL)
@@ -88,6 +96,7 @@ class RequestCalls(RoleWorker):
         self.check_sampling()
         rollout, collected = built(self.rollout), []
         with self.rollout_on_device(), rollout.decoding():
+            call_tag.get({})["version"] = rollout.version
             collected += rollout.collect()
             while rollout.has_work and len(collected) < num_finished:
                 rollout.step()
@@ -118,6 +127,7 @@ class RequestCalls(RoleWorker):
             "version": rollout.version,
             "num_running": rollout.num_running,
             "num_waiting": rollout.num_waiting,
+            "not_begun": rollout.not_begun,
         }
         return answer
 

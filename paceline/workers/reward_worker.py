@@ -13,8 +13,9 @@ from paceline.errors import RewardError
 from paceline.protocol import DataProto
 from paceline.single_controller.base import Dispatch, Worker, register
 
-RewardFn = Callable[..., dict[str, Any]]
-"""Called `(data, return_dict=True)`; gives `reward_tensor` (batch, response) and maybe `reward_extra_info`."""
+RewardFn = Callable[..., object]
+"""Called `(data, return_dict=True)`; is to give `reward_tensor` (batch, response) and maybe `reward_extra_info`. It may
+be the user's, so what it gives is checked."""
 
 EXTRA_INFO = "reward_extra_info"
 
@@ -64,9 +65,9 @@ def _check(rewards: Any, info: Any, data: DataProto) -> None:
     if lost.any():
         row, column = (int(number) for number in lost.nonzero()[0])
         raise RewardError(
-            f"the reward function gave {int(lost.sum())} rewards to places that are no tokens of a response, the first "
-            f"in row {row} at {column}, where the last token is at {int(mask[row].nonzero()[-1])}. They would be lost: "
-            "put the score of a response at its last token."
+            f"the reward function gave {int(lost.sum())} rewards to places that are not tokens of a response, "
+            f"the first in row {row} at {column}, where the last token is at {int(mask[row].nonzero()[-1])}. They "
+            "would be lost: put the score of a response at its last token."
         )
     lengths = {name: len(values) for name, values in info.items()}
     if any(length != len(data) for length in lengths.values()):

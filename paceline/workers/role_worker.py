@@ -127,6 +127,8 @@ class RoleWorker(Worker):
         optim: OptimConfig | None = None,
         grad_clip: float = 1.0,
         tensor_model_parallel_size: int = 1,
+        pipeline_model_parallel_size: int = 1,
+        ulysses_sequence_parallel_size: int = 1,
         lora: LoraSpec | None = None,
         offload: FrozenFsdpConfig | None = None,
     ) -> Engine:
@@ -138,6 +140,8 @@ class RoleWorker(Worker):
             total_optimizer_steps=self.run.total_optimizer_steps,
             device=self.run.device,
             tensor_model_parallel_size=tensor_model_parallel_size,
+            pipeline_model_parallel_size=pipeline_model_parallel_size,
+            ulysses_sequence_parallel_size=ulysses_sequence_parallel_size,
             lora=lora,
             param_offload=offload is not None and offload.param_offload,
             optimizer_offload=isinstance(offload, FsdpConfig) and offload.optimizer_offload,

@@ -8,6 +8,7 @@ the step under way, and the thread waits until no call is there. `RoleWorker` ta
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -93,6 +94,7 @@ class SamplingThread:
         self._turns = turns
         self._is_stopped = False
         self._error: BaseException | None = None
+        self._sampled: list[tuple[float, float, int]] = []
         self._num_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
         self._thread.start()
@@ -101,6 +103,11 @@ class SamplingThread:
         """Raise what ended the thread."""
         if self._error is not None:
             raise self._error
+
+    def sampled(self) -> list[tuple[float, float, int]]:
+        """When it decoded since the last time: start, end (seconds since the epoch), and the version of the weights."""
+        spans, self._sampled = self._sampled, []
+        return spans
 
     def stop(self) -> None:
         """End the thread. Requests under way stay in the engine."""
@@ -111,16 +118,18 @@ class SamplingThread:
         self._thread.join()
 
     def _run(self) -> None:
-        # Torch counts the threads of each thread anew, and vLLM's own check fails until it has been asked.
+        # Torch counts the threads of each thread separately, and vLLM's own check fails until it has been asked.
         torch.set_num_threads(self._num_threads)
         torch.get_num_threads()
         try:
             while not self._is_stopped:
                 with self._turns.decoding(lambda: self._is_stopped or self._has_work), self.engine.decoding():
+                    start = time.time()
                     while self._has_work and not self._is_stopped:
                         self.engine.step()
                         if self._turns.is_call_waiting:
                             break
+                    self._sampled.append((start, time.time(), self.engine.version))
         except BaseException as error:
             self._error = error
 

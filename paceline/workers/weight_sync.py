@@ -8,7 +8,7 @@ digests, so that what arrives is compared, too.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 OnMismatch = Literal["stop", "resend", "warn"]
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
-BUCKET_BYTES = 256 * 2**20
-"""Large enough that calls cost nothing beside it, small enough that a rank never holds much of the model twice."""
 MOST_NAMES = 4
 
 
@@ -37,24 +35,30 @@ class WeightSync:
         self._on_mismatch = on_mismatch
         self._has_said = False
 
+    @property
+    def tries(self) -> tuple[bool, ...]:
+        """For each time that weights may be sent, whether it is the last."""
+        return (False, True) if self._on_mismatch == "resend" else (True,)
+
     def bring(
         self,
         weights: Callable[[], NamedTensors],
         version: int | None,
         kv_cache: CachePolicy,
-        any_rank: Callable[[bool], bool] = lambda found: found,
+        any_process: Callable[[bool], bool] = lambda found: found,
+        lost: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Let the engine take the weights, once or, with `resend`, twice.
 
-        `any_rank` says whether any of the ranks that give the weights found something; all of them must bring them.
+        `any_process` says whether any of those that take part found something; all of them must bring the weights.
+        `lost` says, when all have come, how they differ from what was sent.
         """
-        for is_last in (self._on_mismatch != "resend", True):
+        for is_last in self.tries:
             problem = self._bring_once(weights(), version, kv_cache)
-            if not any_rank(problem is not None):
-                return
-            if is_last:
+            problem = lost() or problem
+            if is_last or not any_process(problem is not None):
                 break
-            logger.warning("%s They are sent again.", problem or "Another rank's rollout lacks weights.")
+            logger.warning("%s They are sent again.", problem or "Another process's rollout lacks weights.")
         if problem is not None:
             self.complain(problem)
 
@@ -78,10 +82,12 @@ class WeightSync:
         )
 
     def receive(self, buckets: Sequence[DataProto], version: int | None, kv_cache: CachePolicy) -> None:
-        """Weights that came from other processes, as `packed` made them."""
-        if problems := list(arrival_problems(buckets, version)):
-            self.complain(f"weights did not arrive as they were sent: {'; '.join(problems)}.")
-        self.bring(lambda: unpacked(buckets), version, kv_cache)
+        """Weights that came from other processes, as `weight_calls.sealed` made them."""
+        for meta in [bucket.meta_info for bucket in buckets if "digests" in bucket.meta_info]:
+            came = {name: tensor_digest(tensor) for name, tensor in meta["weights"].items()}
+            if problem := arrival_problem(came, meta["digests"], version, meta["version"]):
+                self.complain(problem)
+        self.bring(lambda: weights_of(buckets), version, kv_cache)
 
     def require_version(self, wanted: int | None) -> None:
         """Before sampling: the engine has the weights that the driver counts on; None: it said nothing."""
@@ -120,58 +126,18 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def packed(named_tensors: NamedTensors, version: int) -> Iterator[DataProto]:
-    """The weights in parts, each with the digests of its tensors and their version."""
-    digests: dict[str, str] = {}
-
-    def noted() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in named_tensors:
-            digests[name] = tensor_digest(tensor)
-            yield name, tensor
-
-    for bucket in in_buckets(noted()):
-        own = {name: digests[name] for name in bucket}
-        yield DataProto(meta_info={"weights": bucket, "digests": own, "version": version})
-
-
-def unpacked(buckets: Sequence[DataProto]) -> Iterator[tuple[str, torch.Tensor]]:
+def weights_of(buckets: Sequence[DataProto]) -> Iterator[tuple[str, torch.Tensor]]:
     """The weights of all parts."""
     return (item for bucket in buckets for item in bucket.meta_info["weights"].items())
 
 
-def arrival_problems(buckets: Sequence[DataProto], version: int | None) -> Iterator[str]:
-    """How parts differ from what was sent. Those of other making need carry neither version nor digests."""
-    for number, meta in enumerate(bucket.meta_info for bucket in buckets):
-        sent = meta.get("version", version)
-        if None not in (version, sent) and sent != version:
-            yield f"part {number} is of version {sent}, not {version}"
-        weights, digests = meta["weights"], meta.get("digests")
-        if digests is not None:
-            wrong = [name for name in {**weights, **digests} if not _arrived(weights, digests, name)]
-            if wrong:
-                yield f"{some(wrong)} of part {number} differ from what the actor sent"
-
-
-def _arrived(weights: dict[str, torch.Tensor], digests: dict[str, str], name: str) -> bool:
-    return name in weights and digests.get(name) == tensor_digest(weights[name])
-
-
-def in_buckets(named_tensors: NamedTensors, max_bytes: int | None = None) -> Iterator[dict[str, torch.Tensor]]:
-    """The policy's weights in parts, for a rollout in other processes.
-
-    In their order, in dictionaries of at most `max_bytes` (BUCKET_BYTES); a larger one is alone.
-
-    >>> from torch import zeros
-    >>> [list(bucket) for bucket in in_buckets([("a", zeros(2)), ("b", zeros(2)), ("c", zeros(9))], max_bytes=16)]
-    [['a', 'b'], ['c']]
-    """
-    max_bytes = max_bytes or BUCKET_BYTES
-    bucket: dict[str, torch.Tensor] = {}
-    size = 0
-    for name, tensor in named_tensors:
-        if bucket and size + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size = {}, 0
-        bucket[name] = tensor
-        size += tensor.nbytes
-    yield bucket
+def arrival_problem(
+    came: Mapping[str, str], sent: Mapping[str, str], version: int | None, sent_version: int | None
+) -> str | None:
+    """How what came differs from what was sent, by digests and version; None: not, or the version is not known."""
+    problems = []
+    if None not in (version, sent_version) and sent_version != version:
+        problems.append(f"they are of version {sent_version}, not {version}")
+    if wrong := [name for name in {**sent, **came} if came.get(name) != sent.get(name)]:
+        problems.append(f"{some(wrong)} differ from what the actor sent")
+    return f"weights did not arrive as they were sent: {'; '.join(problems)}." if problems else None

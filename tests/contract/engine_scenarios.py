@@ -34,6 +34,7 @@ from paceline.engine.training_state import full_tensor, in_main_memory
 from paceline.errors import CheckpointError, ConfigError, NonFiniteError
 from paceline.protocol import DataProto
 from paceline.speedups import fast_linear
+from paceline.trainer.ppo.dealing import even_sizes
 from tests.device import DEVICE
 
 NUM_ROWS = 6
@@ -58,12 +59,15 @@ class Backend:
     num_ranks: int
     tensor_parallel: int = 1
     model_type: str = "qwen2"
+    stages: int = 1
     packs: bool = True
-    recomputes: bool = True
-    """Has gradient checkpointing."""
+    ulysses: int = 1
+    """Ranks that share each sequence."""
 
     def __str__(self) -> str:
         parallel = f"-tp{self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        parallel += f"-pp{self.stages}" if self.stages > 1 else ""
+        parallel += f"-ulysses{self.ulysses}" if self.ulysses > 1 else ""
         return f"{self.strategy}-{self.num_ranks}{parallel}-{self.model_type}"
 
 
@@ -185,13 +189,19 @@ class Rank:
         # Another seed on each rank: a new head must be rank 0's all the same.
         torch.manual_seed(HEAD_SEED + self.rank)
         model = replace(spec.model, path=str(folder or self.models.tied))
-        spec = replace(spec, model=model, tensor_model_parallel_size=self.backend.tensor_parallel)
+        spec = replace(
+            spec,
+            model=model,
+            tensor_model_parallel_size=self.backend.tensor_parallel,
+            pipeline_model_parallel_size=self.backend.stages,
+            ulysses_sequence_parallel_size=self.backend.ulysses,
+        )
         engine = get_engine(self.backend.strategy)(spec)
         engine.initialize()
         return engine
 
     def shard(self, data: DataProto, sizes: list[int] | None = None) -> DataProto:
-        sizes = sizes or [len(data) // self.backend.num_ranks] * self.backend.num_ranks
+        sizes = sizes or even_sizes(len(data), self.backend.num_ranks)
         start = sum(sizes[: self.rank])
         return data[start : start + sizes[self.rank]]
 
@@ -325,9 +335,6 @@ def train_with_uneven_shards(rank: Rank) -> None:
 
 def train_with_gradient_checkpointing(rank: Rank) -> None:
     spec = replace(SPEC, model=TrainedModelConfig(enable_gradient_checkpointing=True))
-    if not rank.backend.recomputes:
-        rank.seen["checkpointing/refused"] = failure(ConfigError, lambda: rank.engine(spec))
-        return
     engine = rank.engine(spec)
     rank.seen["checkpointing/active"] = engine.model.is_gradient_checkpointing
     gradients = record_gradients(engine)

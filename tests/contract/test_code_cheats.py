@@ -11,9 +11,11 @@ from paceline.rewards.sandbox import LocalSandbox, SandboxLimits
 from paceline.rewards.score import code
 from tests.unit.rewards.code_cheats import CHEATS, USUAL
 from tests.unit.rewards.code_right import RIGHT, unindented
+from tests.unit.rewards.judge_cheats import JUDGE_CHEATS
 
 pytestmark = pytest.mark.usefixtures("isolation")
 
+ALL = {**CHEATS, **JUDGE_CHEATS}
 LIMITS = SandboxLimits(cpu_seconds=1, wall_seconds=4.0, memory_bytes=192 << 20)
 
 
@@ -26,7 +28,7 @@ def graded() -> dict[tuple[str, int], Any]:
     """Results by name and number, of one batch in which a right program follows every second cheat."""
     rows: dict[tuple[str, int], tuple[str, Any]] = {}
     right = list(RIGHT.items())
-    for place, (name, cheat) in enumerate(CHEATS.items()):
+    for place, (name, cheat) in enumerate(ALL.items()):
         source, tests = cheat if isinstance(cheat, tuple) else (cheat, USUAL)
         for number, test in enumerate(tests):
             rows[name, number] = (source, test)
@@ -41,11 +43,11 @@ def graded() -> dict[tuple[str, int], Any]:
 
 
 def test_there_are_many_cheats():
-    assert len(CHEATS) >= 40
-    assert len(CHEATS) >= 2 * len(RIGHT)
+    assert len(ALL) >= 40
+    assert len(ALL) >= 2 * len(RIGHT)
 
 
-@pytest.mark.parametrize("name", CHEATS)
+@pytest.mark.parametrize("name", ALL)
 def test_no_cheat_scores_and_each_is_a_failure_of_its_own(graded, name):
     found = {key[1]: result for key, result in graded.items() if key[0] == name}
     assert found

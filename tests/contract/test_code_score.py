@@ -179,6 +179,13 @@ def test_methods_of_solution_are_found_with_the_names_of_typing(sandbox):
             1.0,
         ),
         ("def f(x): pass", "try:\n    f(-1)\n    assert False\nexcept ValueError:\n    pass", 0.0),
+        # What fails, fails also where the test catches it and does nothing; not where it then asserts something else.
+        ("def f(x): return 3", "try:\n    assert f(1) == 2\nexcept AssertionError: pass", 0.0),
+        ("def f(x): return 2", "try:\n    assert f(1) == 2\nexcept AssertionError: pass", 1.0),
+        ("def f(x): pass", "try:\n    f(-1)\n    assert False\nexcept:\n    print('fine')", 0.0),
+        ("def f(x): raise ValueError", "try:\n    f(-1)\n    assert False\nexcept:\n    print('fine')", 1.0),
+        ("def f(x): return 3", "try:\n    assert f(1) == 2\nexcept AssertionError:\n    assert f(1) == 3", 1.0),
+        ("def f(x): pass", ["y = f(1)\nassert f(2) is None", "assert y is None"], 1.0),
         ("def f(*a, k=0): return a, k", "assert f(1, 'é', k={'b': (1,)}) == ((1, 'é'), {'b': (1,)})", 1.0),
         ("def f(): return {(1, 2): b'x', 3: 1j, None: {1}}", "assert f() == {(1, 2): b'x', 3: 1j, None: {1}}", 1.0),
         # HumanEval's form, and MBPP's with a loop.
@@ -258,6 +265,9 @@ def test_the_forms_in_which_datasets_keep_tests_of_functions(sandbox, ground_tru
         ("assert isinstance(f(1), Point)", "takes .__bases__ of the program's Point|uses the program's Point"),
         ("import numpy as np\nassert np.allclose(f(1), [1])", "fails before it calls the program: ModuleNotFound"),
         (["assert f(1) == 1", "import math\nassert math.pi > 3"], "test 2.*asks nothing of the program"),
+        ("for x in []:\n    assert f(x) == 1", "asks nothing of the program"),
+        ("assert all(f(x) == 1 for x in [])", "asks nothing of the program"),
+        ("import os\nos._exit(0)\nassert f(1) == 2", "ends the process that judges"),
         ("x = 1\nassert x == 1\nassert f(1) == 1", "test 1.*asks nothing of the program"),
     ],
 )

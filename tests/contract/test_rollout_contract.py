@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed import HashStore
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.errors import DataError, NonFiniteError, PacelineError
@@ -15,6 +17,7 @@ from paceline.rollout.rollout_interface import (
     RolloutEngine,
     SamplingParams,
 )
+from paceline.workers.weight_channel import WeightChannel
 from tests.contract.rollout_engines import (
     EOS,
     HIDDEN,
@@ -281,6 +284,24 @@ def test_updated_weights_are_the_ones_sampled_from(build: Builder, tmp_path: Pat
     after = engine.generate(prompts, sampling, list(range(6)))
     assert after == fresh.generate(prompts, sampling, list(range(6)))
     assert tokens_of(after) != tokens_of(before)
+
+
+def test_weights_that_are_broadcast_are_the_ones_sampled_from(build: Builder, tmp_path: Path) -> None:
+    """In buckets that cut layers that an engine fuses, and that are gone when the next one comes."""
+    weights = AutoModelForCausalLM.from_pretrained(save_peaked_model(tmp_path / "other", seed=1)).state_dict()
+    engine, store = build(save_peaked_model(tmp_path / "old", seed=0)), HashStore()
+    prompts, sampling = random_prompts(6), SamplingParams(12)
+
+    def sender() -> None:
+        WeightChannel(store, 0, 2).send(iter(weights.items()), bucket_bytes=100_000)
+
+    with ThreadPoolExecutor(1) as thread:
+        sending = thread.submit(sender)
+        engine.update_weights(WeightChannel(store, 1, 2).receive(), version=1)
+        sending.result()
+    found = engine.generate(prompts, sampling, list(range(6)))
+    engine.update_weights(iter(weights.items()), version=1)
+    assert found == engine.generate(prompts, sampling, list(range(6)))
 
 
 def test_unknown_missing_and_misshapen_weights_are_named(build: Builder, folder: Path, tmp_path: Path) -> None:

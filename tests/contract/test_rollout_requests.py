@@ -117,7 +117,9 @@ def test_an_aborted_request_that_goes_on_equals_one_that_was_left_alone(build: B
     engine.submit(requests)
     for _ in range(6):
         engine.step()
+    assert len(engine.not_begun) == engine.num_waiting == 2
     aborted = dict(engine.abort([request.id for request in requests[1:]]))  # of which two still wait
+    assert engine.not_begun == []
     lengths = [len(completion.token_ids) for completion in aborted.values()]
     assert min(lengths) == 0 < max(lengths) < 20
     assert not any(completion.finished_by_eos for completion in aborted.values())

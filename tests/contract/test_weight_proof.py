@@ -13,7 +13,8 @@ from paceline.errors import PacelineError, WeightMismatchError
 from paceline.protocol import DataProto
 from paceline.rollout.held_weights import WeightProof
 from paceline.rollout.rollout_interface import RolloutEngine
-from paceline.workers.weight_sync import WeightSync, packed
+from paceline.workers.weight_calls import sealed
+from paceline.workers.weight_sync import WeightSync
 from tests.contract.rollout_engines import (
     ENGINES,
     save_peaked_model,
@@ -178,15 +179,15 @@ def test_a_thousand_syncs_without_a_false_alarm(engine: RolloutEngine, old: Weig
 
 def test_a_fault_on_the_way_is_seen(engine: RolloutEngine, old: Weights, new: Weights) -> None:
     def sent(weights: Weights, version: int) -> list[DataProto]:
-        return list(packed(weights.items(), version))
+        return list(sealed(weights.items(), version))
 
     sync = WeightSync(engine, "stop")
     sync.receive(sent(new, 3), 3, "recompute")
-    with pytest.raises(WeightMismatchError, match="part 0 is of version 2, not 3"):
+    with pytest.raises(WeightMismatchError, match="they are of version 2, not 3"):
         sync.receive(sent(old, 2), 3, "recompute")
     [bucket] = sent(new, 3)
     bucket.meta_info["weights"] = {**bucket.meta_info["weights"], HEAD: old[HEAD]}
-    with pytest.raises(WeightMismatchError, match=f"{HEAD} of part 0 differ"):
+    with pytest.raises(WeightMismatchError, match=f"{HEAD} differ from what the actor sent"):
         sync.receive([bucket], 3, "recompute")
     with pytest.raises(WeightMismatchError, match=r"version 3, and is to sample with those of version 4"):
         sync.require_version(4)

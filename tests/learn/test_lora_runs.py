@@ -188,7 +188,7 @@ def damage_adapter(run: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "options", "message"),
     [
-        (lambda run: (run / "config.yaml").unlink(), {}, r"is no run: it has no config\.yaml"),
+        (lambda run: (run / "config.yaml").unlink(), {}, r"is not a run: it has no config\.yaml"),
         (lambda run: (run / "config.yaml").write_bytes(b"\xff\xfe"), {}, r"config\.yaml can't be read"),
         (
             lambda run: shutil.rmtree(run / "checkpoints"),
@@ -234,13 +234,13 @@ def test_a_folder_with_files_is_replaced_only_by_force(whole: Path, tmp_path: Pa
 def test_a_model_that_changed_on_the_way_is_not_exported(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = hf_export._write
+    write = hf_export.write_model
 
     def broken(model: Any, kind: Any, weights: dict[str, torch.Tensor], folder: Path) -> int:
         changed = weights | {"model.norm.weight": weights["model.norm.weight"] + 0.5}
         return write(model, kind, changed, folder)
 
-    monkeypatch.setattr(hf_export, "_write", broken)
+    monkeypatch.setattr(hf_export, "write_model", broken)
     with pytest.raises(CheckpointError, match=r"lost 1 weights, such as model\.norm\.weight"):
         export_run(whole, tmp_path / "out")
     assert not list(tmp_path.iterdir())

@@ -17,15 +17,10 @@ from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process
 from tests.mixed import make_mixed_material, mixed_config
-from tests.runs import as_omegaconf, base_config, make_material, read_metrics
+from tests.runs import as_omegaconf, base_config, read_metrics
 
 NAN = float("nan")
 BROKEN_STEP = 2
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 def config(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from paceline.trainer.ppo.step import make_requests
 from paceline.workers.engine_workers import TrainingWorker
 from tests.in_process import build_in_process, train_in_process
 from tests.mixed import CODE, GSM8K, HH, make_mixed_material, make_reward_model, mixed_config, mixed_rows, teach
-from tests.runs import as_omegaconf, read_metrics
+from tests.runs import as_omegaconf, read_metrics, results
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,19 @@ def test_each_row_of_a_mixed_batch_is_scored_by_its_own_scorer(tmp_path: Path) -
         assert line[f"reward/{HH}/score"] not in (0.0, 1.0)
         assert line["reward/grader_errors"] == 0.0
         assert line["timing_s/rm"] > 0
+
+
+def test_a_reward_model_on_a_pool_of_its_own_gives_the_same_numbers(material: Path, tmp_path: Path) -> None:
+    train_in_process(mixed_config(material, tmp_path / "shared"))
+    own = {"reward_model__enable_resource_pool": True}
+    train_in_process(mixed_config(material, tmp_path / "own", **own))
+    assert results(tmp_path / "own") == results(tmp_path / "shared")
+    pools = {
+        event["args"]["name"].split()[0]
+        for event in json.loads((tmp_path / "own" / "timeline.json").read_text())["traceEvents"]
+        if event["name"] == "thread_name"
+    }
+    assert "reward_model_pool" in pools
 
 
 def test_the_model_reads_the_chat_in_its_own_template(material: Path, tmp_path: Path) -> None:

@@ -31,15 +31,11 @@ from paceline.trainer.main_ppo import TaskRunner, complete_config
 from paceline.trainer.ppo import run_lock as run_lock_module
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
+from paceline.trainer.ppo.weight_transfer import ObjectStoreTransfer
 from paceline.trainer.ppo.worker_groups import count_optimizer_steps
-from paceline.workers import weight_sync
+from paceline.workers import weight_calls
 from tests.in_process import build_in_process, train_in_process
-from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
+from tests.runs import as_omegaconf, base_config, read_metrics, results
 
 
 @pytest.fixture(scope="module")
@@ -106,9 +102,10 @@ APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1
 def test_a_rollout_on_a_pool_of_its_own_gives_the_same_numbers_and_resumes(
     material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_sync, "BUCKET_BYTES", 4096)
+    monkeypatch.setattr(weight_calls, "BUCKET_BYTES", 4096)
     trainer = build_in_process(config(material, tmp_path, **APART))
-    assert trainer.num_weight_buckets > 3
+    assert isinstance(trainer.weight_transfer, ObjectStoreTransfer)
+    assert trainer.weight_transfer.num_buckets > 3
     crash_in(trainer, "generate", 4, monkeypatch)
     train_in_process(config(material, tmp_path, **APART))
     assert results(tmp_path) == results(whole)
@@ -138,6 +135,12 @@ def test_a_file_asks_for_a_checkpoint_and_the_run_goes_on(material: Path, tmp_pa
     assert list(list_checkpoints(tmp_path / "checkpoints")) == [1]
     assert not (tmp_path / "checkpoint").exists()
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_actor_and_rollout_in_one_process_cannot_broadcast(material: Path, tmp_path: Path) -> None:
+    broadcast = {"actor_rollout_ref__rollout__weight_transfer": "broadcast"}
+    with pytest.raises(ConfigError, match="share one, which would wait for itself"):
+        build_in_process(config(material, tmp_path, **APART, **broadcast))
 
 
 def test_the_critics_devices_generate_their_share_with_the_same_weights(material: Path, tmp_path: Path) -> None:

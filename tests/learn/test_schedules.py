@@ -21,7 +21,7 @@ from paceline.single_controller.base import call_tag
 from paceline.workers.engine_workers import ActorRolloutRefWorker
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
-from tests.runs import base_config, make_material, read_metrics, results
+from tests.runs import base_config, read_metrics, results
 
 GROUPS = {"actor_rollout_ref__rollout__n": 2}
 GRPO = {**GROUPS, "algorithm__adv_estimator": "grpo"}
@@ -34,11 +34,6 @@ LAST_BITS = "training/rollout_probs_diff"
 
 def pipelined(max_staleness: int) -> dict[str, Any]:
     return {"trainer__schedule__name": "pipelined", "trainer__schedule__max_staleness": max_staleness}
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +16,9 @@ from paceline.errors import CheckpointError, PacelineError, StorageError
 from paceline.trainer.ppo.checkpoint import latest_checkpoint, verify_checkpoint
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.run_lock import run_lock
+from tests.full_disk import largest_file
 from tests.in_process import build_in_process, train_in_process
-from tests.runs import base_config, make_material, read_metrics, results, write_sums
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
+from tests.runs import base_config, read_metrics, results, write_sums
 
 
 @pytest.fixture(scope="module")
@@ -56,17 +50,6 @@ def before(
         return original(*args, **kwargs)
 
     monkeypatch.setattr(trainer, phase, acting)
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """Writing more to a file fails, as on a full disk; the portable way."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

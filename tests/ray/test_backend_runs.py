@@ -37,6 +37,11 @@ def divided(section: str, backend: str) -> dict[str, int]:
     return {} if backend == "veomni" else {f"{section}{backend}__tensor_model_parallel_size": 2}
 
 
+def in_stages(section: str, backend: str) -> dict[str, int]:
+    """The layers of one model are divided between both devices, if the backend can."""
+    return {f"{section}megatron__pipeline_model_parallel_size": 2} if backend == "megatron" else {}
+
+
 @pytest.mark.parametrize("backend", INSTALLED)
 def test_a_run_trains_as_with_fsdp2_in_every_placement(backend: str, tmp_path: Path) -> None:
     """On recorded responses; the last run goes on from what fsdp2 saved."""
@@ -56,6 +61,7 @@ def test_a_run_trains_as_with_fsdp2_in_every_placement(backend: str, tmp_path: P
         "colocated": {},
         "split": {"trainer__placement__name": "split"},
         "mixed": {**divided(ACTOR, backend), CRITIC + "strategy": "fsdp2"},
+        "staged": {**in_stages(ACTOR, backend), **in_stages(CRITIC, backend)},
         "resumed": {
             **divided(ACTOR, backend),
             **divided(CRITIC, backend),
@@ -66,6 +72,6 @@ def test_a_run_trains_as_with_fsdp2_in_every_placement(backend: str, tmp_path: P
         config = base_config(material, tmp_path / name, **{**changes, **settings})
         run_ppo(as_omegaconf(config), task_runner_class=ReplayRunner)
     expected = results(tmp_path / "fsdp2")
-    for name in ("colocated", "split", "mixed"):
+    for name in ("colocated", "split", "mixed", "staged"):
         assert_alike(expected, results(tmp_path / name))
     assert_alike(expected[-1:], results(tmp_path / "resumed"))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,25 @@ def test_threads_and_device_are_those_of_the_nodes_that_run_workers() -> None:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+@pytest.mark.parametrize("cluster", [1], indirect=True)
+def test_a_pool_waits_for_nodes_that_join_on_demand(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    ray.init(cluster.address)
+    three = {"process_on_nodes": [1, 1, 1], "use_gpu": False}
+    with pytest.raises(ResourceError, match="did not fit this cluster within 2 s"):
+        RayWorkerGroup(RayResourcePool(**three, wait_for_nodes_seconds=2), RayClassWithInitArgs(Counting))
+    assert "waits for nodes since 0 s" in caplog.text
+    pool = RayResourcePool(**three, wait_for_nodes_seconds=60)
+    with ThreadPoolExecutor(1) as thread:  # Ray starts a node in the main thread alone
+        waiting = thread.submit(pool.acquire, "late", 10)
+        time.sleep(2)
+        assert not waiting.done()
+        cluster.add_node(num_cpus=1)
+        assert len(waiting.result()) == 3
+    pool.release("late")
+    with pytest.raises(ResourceError, match="can never fit this cluster"):
+        RayWorkerGroup(RayResourcePool([1, 1, 1, 1], use_gpu=False), RayClassWithInitArgs(Counting))
 
 
 @pytest.mark.parametrize("cluster", [1], indirect=True)

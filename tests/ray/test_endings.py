@@ -15,15 +15,10 @@ import psutil
 import pytest
 
 from paceline.report.status import read_status
-from tests.runs import as_overrides, base_config, heed_ctrl_c, make_material, read_metrics
+from tests.runs import as_overrides, base_config, heed_ctrl_c, read_metrics
 
 PATIENCE_SECONDS = 300
 Start = Callable[..., subprocess.Popen]
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture
@@ -64,6 +59,17 @@ def descendants(process: subprocess.Popen) -> list[psutil.Process]:
         return psutil.Process(process.pid).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
+
+
+def kill_first(process: subprocess.Popen, name: str) -> list[psutil.Process]:
+    """Kill a descendant of this name as soon as it is there; gives all that were there."""
+    deadline = time.time() + PATIENCE_SECONDS
+    children: list[psutil.Process] = []
+    while name not in [child.name() for child in children] and time.time() < deadline:
+        children = descendants(process)
+        time.sleep(0.02)
+    next(child for child in children if child.name() == name).kill()
+    return children
 
 
 def assert_gone(processes: list[psutil.Process]) -> None:
@@ -138,14 +144,23 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_ends(start: Start, tmp_path: P
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 def test_a_ray_that_is_killed_at_its_start_is_told_in_a_line(start: Start, tmp_path: Path, name: str) -> None:
     process = start(tmp_path / "run")
-    deadline = time.time() + PATIENCE_SECONDS
-    children: list[psutil.Process] = []
-    while name not in [child.name() for child in children] and time.time() < deadline:
-        children = descendants(process)
-        time.sleep(0.02)
-    next(child for child in children if child.name() == name).kill()
+    children = kill_first(process, name)
     assert process.wait(timeout=PATIENCE_SECONDS) == 1
     assert_gone(children)
     output = (tmp_path / "output.txt").read_text()
     assert "Ray did not start" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_ray_that_is_killed_at_its_start_is_started_again_where_restarts_are_left(
+    start: Start, tmp_path: Path, name: str
+) -> None:
+    process = start(tmp_path / "run", trainer__max_restarts=1, trainer__total_training_steps=1)
+    kill_first(process, name)
+    assert process.wait(timeout=PATIENCE_SECONDS) == 0, (tmp_path / "output.txt").read_text()
+    output = (tmp_path / "output.txt").read_text()
+    assert output.count("Ray did not start") == 1
+    assert "Traceback" not in output
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 1

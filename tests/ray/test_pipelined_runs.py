@@ -16,7 +16,7 @@ from paceline.report.timeline import Span, read_events
 from paceline.trainer.main_ppo import run_ppo
 from tests.in_process import train_in_process
 from tests.learn.test_schedules import assert_exactly_once
-from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
+from tests.runs import as_omegaconf, base_config, read_metrics, results
 
 LAST_BITS = "training/rollout_probs_diff"  # a copy of the weights lies elsewhere in memory
 STEPS = 6
@@ -33,11 +33,6 @@ THREE_POOLS = {
     "trainer__placement__name": "split",
     "trainer__placement__rollout_devices": 1,
 }
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,6 +80,56 @@ def test_streaming_on_three_pools_keeps_the_bound_and_trains_each_prompt_once(ma
     lines = read_metrics(tmp_path)[1:]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert max(line["training/staleness/max"] for line in lines) <= 1
+    assert_exactly_once(tmp_path)
+    assert sum(line["timing_s/gen"] for line in lines if "timing_s/gen" in line) > 0
+    idle, whole = (sum(line[f"timing_s/{name}"] for line in lines) for name in ("idle/rollout_pool", "step"))
+    assert idle < whole, "what is sampled beside the calls is work"
+    events = read_events(tmp_path / "timeline.json")
+    sampling = [event["args"] for event in events if event["name"] == "sample"]
+    assert {args["pool"] for args in sampling} == {"rollout_pool"}
+    assert {args["version"] for args in sampling} > {0, 1}
+
+
+WITHOUT_STALENESS = {
+    "trainer__schedule__max_staleness": 0,
+    "trainer__total_training_steps": 2,
+    "trainer__save_freq": -1,
+}
+TWO_POOLS = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
+
+
+@pytest.mark.parametrize("name", ["pipelined", "streaming"])
+def test_without_staleness_both_are_sync(name: str, material: Path, tmp_path: Path) -> None:
+    schedule = {**WITHOUT_STALENESS, "actor_rollout_ref__rollout__n": 2, "trainer__schedule__name": name}
+    run_ppo(as_omegaconf(base_config(material, tmp_path / "run", **{**AHEAD, **schedule, **TWO_POOLS})))
+    train_in_process(
+        base_config(
+            material, tmp_path / "sync", **{**AHEAD, **schedule, **TWO_POOLS, "trainer__schedule__name": "sync"}
+        )
+    )
+    assert results(tmp_path / "run", "training/too_old_groups") == results(tmp_path / "sync")
+
+
+@pytest.mark.slow
+def test_streaming_without_staleness_on_two_rollout_devices_is_sync(material: Path, tmp_path: Path) -> None:
+    devices = {"trainer__n_gpus_per_node": 3, "trainer__placement__rollout_devices": 2, "trainer__cpus_per_device": 0.5}
+    for name in ("sync", "streaming"):
+        schedule = {**WITHOUT_STALENESS, "actor_rollout_ref__rollout__n": 2, "trainer__schedule__name": name}
+        run_ppo(as_omegaconf(base_config(material, tmp_path / name, **{**AHEAD, **schedule, **devices})))
+    assert results(tmp_path / "streaming", "training/too_old_groups") == results(tmp_path / "sync")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_update", ["continue", "restart", "finish"])
+def test_streaming_on_two_rollout_devices_keeps_the_bound(on_update: str, material: Path, tmp_path: Path) -> None:
+    devices = {"trainer__n_gpus_per_node": 3, "trainer__placement__rollout_devices": 2, "trainer__cpus_per_device": 0.5}
+    how = {"name": "streaming", "max_staleness": 2, "on_too_old": "drop", "on_update": on_update}
+    schedule = {f"trainer__schedule__{key}": value for key, value in how.items()}
+    few = {"actor_rollout_ref__rollout__n": 2, "actor_rollout_ref__rollout__max_num_seqs": 4}
+    run_ppo(as_omegaconf(base_config(material, tmp_path, **{**AHEAD, **devices, **schedule, **few})))
+    lines = read_metrics(tmp_path)[1:]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert max(line["training/staleness/max"] for line in lines) <= 2
     assert_exactly_once(tmp_path)
 
 

@@ -16,14 +16,9 @@ import ray
 from paceline.trainer.main_ppo import run_ppo
 from tests.in_process import train_in_process
 from tests.mixed import CODE, HH, make_mixed_material, mixed_config
-from tests.runs import as_omegaconf, base_config, make_material, read_metrics, results
+from tests.runs import as_omegaconf, base_config, read_metrics, results
 
 STEPS = 4
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="module", autouse=True)

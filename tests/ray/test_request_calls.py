@@ -18,7 +18,7 @@ from paceline.rollout import SamplingParams
 from paceline.rollout.native import NativeRollout
 from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 from paceline.workers.engine_workers import ActorRolloutRefWorker, RunContext
-from paceline.workers.weight_sync import in_buckets
+from paceline.workers.weight_calls import in_buckets
 from tests.tiny import build_tiny_model, make_tiny_model
 
 LENGTH = 400

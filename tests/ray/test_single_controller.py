@@ -127,6 +127,10 @@ class Toy(Worker):
     def by_missing_mesh(self, data: DataProto) -> DataProto:
         return data
 
+    @register(Dispatch.ONE_TO_ALL)
+    def note(self, what: str) -> None:
+        call_tag.get()["noted"] = what
+
     @register(Dispatch.ONE_TO_ALL, blocking=False)
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -346,6 +350,36 @@ def test_records_say_who_ran_what_when_and_under_which_tag(three):
         )
         assert 0.2 <= record.end - record.start < 5.0
         assert abs(record.end - time.time()) < 60.0
+
+
+def test_what_a_method_adds_to_its_tag_stands_in_the_record(two):
+    drain_call_records()
+    two.note("first")
+    two.note("second")
+    two.describe()
+    noted = [record.tag.get("noted") for record in drain_call_records()]
+    assert sorted(noted, key=str) == [None, None, "first", "first", "second", "second"]
+
+
+def test_the_driver_does_something_while_it_waits_and_an_error_of_that_ends_the_wait(three, two):
+    done = []
+
+    def do() -> None:
+        done.append(time.monotonic())
+        two.describe()  # waits itself
+
+    with RayWorkerGroup.meanwhile(do):
+        three.sleep(0.7).get()
+    assert 2 <= len(done) <= 7
+    three.sleep(0.3).get()
+    assert len(done) <= 7, "not any more"
+
+    def fail() -> None:
+        raise LookupError("nothing there")
+
+    with RayWorkerGroup.meanwhile(fail), pytest.raises(LookupError, match="nothing there"):
+        three.sleep(0.3).get()
+    three.sleep(0.0).get()
 
 
 def test_inputs_that_a_worker_changes_are_noticed(three, monkeypatch):

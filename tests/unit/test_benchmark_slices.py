@@ -11,13 +11,17 @@ from benchmarks.slices import SlicedProcess, take_slices
 COUNT = """
 import os, subprocess, sys, time
 if len(sys.argv) == 2:
-    sys.exit(subprocess.run([sys.executable, __file__, sys.argv[1], "child"]).returncode)
-parent = os.getppid()
-while os.getppid() == parent:
+    sys.exit(subprocess.run([sys.executable, __file__, sys.argv[1], str(os.getpid())]).returncode)
+while os.getppid() == int(sys.argv[2]):
     with open(sys.argv[1], "a") as file:
         file.write(f"{time.time()}\\n")
     time.sleep(0.01)
 """
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(slices, "POLL_SECONDS", 0.05)
 
 
 @pytest.fixture

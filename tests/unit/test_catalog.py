@@ -56,11 +56,8 @@ def test_what_is_registered_is_what_the_catalogue_says() -> None:
 def test_a_built_in_engine_takes_what_the_catalogue_says(name: str) -> None:
     engine, entry = get_engine(name), BACKENDS.built_in[name]
     assert engine.__module__ == entry.module
-    assert (engine.takes_lora, engine.takes_bfloat16, engine.takes_offload) == (
-        entry.lora,
-        entry.bfloat16,
-        entry.offload,
-    )
+    takes = (engine.takes_lora, engine.takes_bfloat16, engine.takes_offload, engine.takes_compile)
+    assert takes == (entry.lora, entry.bfloat16, entry.offload, entry.compiles)
 
 
 def test_registering_adds_to_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.describe import render_verl_keys, walk_keys
+from paceline.config import ROOTS
+from paceline.config.describe import render_verl_keys
+from paceline.config.keys import known_keys
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-KEYS = {key.name for key in walk_keys()}
+KEYS = {name for root in ROOTS for name in known_keys(root)}
 
 
 def test_the_readme_is_short_and_says_early_what_was_never_run():

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,17 +11,7 @@ from paceline.errors import StorageError
 from paceline.files import readable_storage_errors, replacing, replacing_folder, storage_error, write_atomically
 from paceline.report.timeline import TimelineWriter, read_events
 from paceline.report.trackers import JsonlTracker, read_metrics
-
-
-@contextmanager
-def largest_file(num_bytes: int) -> Iterator[None]:
-    """A file takes what fits, and then refuses, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.full_disk import largest_file
 
 
 def test_a_line_of_metrics_is_in_the_file_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from paceline.catalog import BACKENDS, ESTIMATORS, LOGGERS, LOSSES, ROLLOUTS
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
+from paceline.config.checks.agent_checks import check_agents
 from paceline.config.checks.batch_checks import check_mini_batches, check_pools
 from paceline.config.checks.correction_checks import check_correction, check_policy_loss
 from paceline.config.checks.estimator_checks import check_estimator
@@ -20,7 +21,7 @@ from paceline.config.checks.model_checks import check_backends, check_device, ch
 from paceline.config.checks.run_checks import check_columns, check_data, check_rewards, check_run
 from paceline.config.checks.sampling_checks import check_algorithm, check_sampling
 from paceline.config.checks.schedule_checks import check_schedule, schedule_notes
-from paceline.config.derived import uses_critic, uses_reference, with_backends
+from paceline.config.derived import uses_agents, uses_critic, uses_reference, with_backends
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.field_rules import Each, OnlyWith, Range
 from paceline.config.keys import ACTOR, known_keys, value_of
@@ -39,9 +40,15 @@ def validate(config: Config) -> PPOConfig:
 
 def all_problems(cfg: PPOConfig, unread: Problems) -> list[str]:
     """The problems of `read_config`, and those of the configuration that it gave."""
-    # A key that could not be read has its default now: what the checks say of it would confuse.
-    checked = [problem for problem in check_config(cfg) if _about(problem) not in unread]
-    return [*unread.values(), *checked]
+    return without_unread(check_config(cfg), unread)
+
+
+def without_unread(problems: list[str], unread: Problems) -> list[str]:
+    """The problems of `read_config`, then those of its configuration.
+
+    A key that could not be read has its default now: what the checks say of it would confuse.
+    """
+    return [*unread.values(), *(problem for problem in problems if _about(problem) not in unread)]
 
 
 def check_config(cfg: PPOConfig) -> list[str]:
@@ -62,6 +69,7 @@ def check_config(cfg: PPOConfig) -> list[str]:
         *check_sampling(cfg),
         *check_run(cfg),
         *check_schedule(cfg),
+        *check_agents(cfg),
         *check_backends(cfg),
         *check_device(cfg),
     ]
@@ -71,9 +79,9 @@ def check_config(cfg: PPOConfig) -> list[str]:
     return problems
 
 
-def check_ranges(cfg: PPOConfig) -> Iterator[str]:
+def check_ranges(cfg: AnyRunConfig) -> Iterator[str]:
     """Numbers that are out of range."""
-    for name, key in known_keys().items():
+    for name, key in known_keys(type(cfg)).items():
         value = value_of(cfg, name)
         if key.range is not None and value is not None and value not in key.range:
             yield f"{name}={value} is out of range; set it {_phrase(key.range)}."
@@ -122,6 +130,7 @@ def unused_settings(cfg: PPOConfig) -> list[str]:
         (uses_critic(cfg), OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
         (uses_reference(cfg), OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
         (cfg.reward_model.enable, OnlyWith.REWARD_MODEL, "reward_model.enable=False"),
+        (uses_agents(cfg), OnlyWith.AGENTS, "responses are single turns"),
     )
     notes = []
     for has_part, part, reason in parts:

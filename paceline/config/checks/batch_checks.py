@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from paceline.catalog import BACKENDS
 from paceline.config import PPOConfig
-from paceline.config.checks.model_checks import check_tensor_parallelism
-from paceline.config.derived import CRITIC_POOL, GLOBAL_POOL, device_pools, rollout_pools, uses_critic
+from paceline.config.checks.model_checks import check_shared_sequences, check_tensor_parallelism
+from paceline.config.derived import CRITIC_POOL, GLOBAL_POOL, REWARD_MODEL_POOL, rollout_pools, run_pools, uses_critic
 from paceline.config.keys import ACTOR, ROLLOUT
 from paceline.errors import ConfigError
 
@@ -36,7 +36,7 @@ def check_mini_batches(cfg: PPOConfig) -> Iterator[str]:
 def check_pools(cfg: PPOConfig) -> Iterator[str]:
     """Pools that can't be made, and roles that do not fit the devices of theirs."""
     try:
-        pools, generating = device_pools(cfg.trainer), rollout_pools(cfg.trainer)
+        pools, generating = run_pools(cfg), rollout_pools(cfg.trainer)
     except ConfigError as error:
         yield from error.problems
         return
@@ -55,8 +55,10 @@ def check_pools(cfg: PPOConfig) -> Iterator[str]:
         mini_batches["critic"] = (cfg.critic.ppo_mini_batch_size or actor.ppo_mini_batch_size, critic_pool)
         strategies.append(("critic", str(cfg.critic.strategy), critic_pool))
     if cfg.reward_model.enable:
-        strategies.append(("reward_model", str(cfg.reward_model.strategy), critic_pool))
+        scorer_pool = REWARD_MODEL_POOL if REWARD_MODEL_POOL in pools else critic_pool
+        strategies.append(("reward_model", str(cfg.reward_model.strategy), scorer_pool))
     yield from check_tensor_parallelism(cfg, strategies, pools)
+    yield from check_shared_sequences(cfg, strategies, pools)
     for section, strategy, pool in strategies:
         backend = BACKENDS.get(strategy)
         if backend is not None and not backend.many_devices and sum(pools[pool]) > 1:

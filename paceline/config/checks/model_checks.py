@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.catalog import BACKENDS
-from paceline.config import PolicyModelConfig, PPOConfig, RewardModelModelConfig
+from paceline.config import AnyRunConfig, PolicyModelConfig, PPOConfig, RewardModelModelConfig
 from paceline.config.derived import device_pools, rollout_pools, uses_critic, uses_reference
 from paceline.config.keys import ACTOR, MODEL, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
-from paceline.config.path_checks import model_problems, tokenizer_problems
+from paceline.config.path_checks import model_config, model_problems, tokenizer_problems
 from paceline.errors import ConfigError
 
 
@@ -18,7 +20,7 @@ def check_models(cfg: PPOConfig) -> Iterator[str]:
     model = cfg.actor_rollout_ref.model
     if model.path is None:
         yield "actor_rollout_ref.model.path is not set; set it to a folder of a Hugging Face model or a hub id."
-    yield from _check_model("actor_rollout_ref.model", model)
+    yield from model_and_tokenizer_problems("actor_rollout_ref.model", model)
     if uses_critic(cfg) and cfg.critic.model.path is not None:
         yield from model_problems("critic.model.path", cfg.critic.model.path)
     scorer = cfg.reward_model.model
@@ -28,12 +30,12 @@ def check_models(cfg: PPOConfig) -> Iterator[str]:
                 "reward_model.model.path is not set, but reward_model.enable=True; set it to a folder of a Hugging "
                 "Face model or a hub id."
             )
-        yield from _check_model("reward_model.model", scorer)
+        yield from model_and_tokenizer_problems("reward_model.model", scorer)
         if scorer.input_tokenizer is not None:
             yield from tokenizer_problems("reward_model.model.input_tokenizer", scorer.input_tokenizer)
 
 
-def _check_model(section: str, model: PolicyModelConfig | RewardModelModelConfig) -> Iterator[str]:
+def model_and_tokenizer_problems(section: str, model: PolicyModelConfig | RewardModelModelConfig) -> Iterator[str]:
     """A model with its tokenizer, which is beside it unless the section says otherwise."""
     if model.path is not None:
         problems = list(model_problems(f"{section}.path", model.path))
@@ -48,13 +50,7 @@ def check_lora(cfg: PPOConfig) -> Iterator[str]:
     model, strategy = cfg.actor_rollout_ref.model, value_of(cfg, f"{ACTOR}.strategy")
     if model.lora_rank < 1:
         return
-    backend = BACKENDS.get(strategy)
-    if backend is not None and not backend.lora:
-        with_lora = [name for name, entry in BACKENDS.built_in.items() if entry.lora]
-        yield (
-            f"{MODEL}.lora_rank={model.lora_rank} with {ACTOR}.strategy={strategy}, which has no LoRA. Set "
-            f"{ACTOR}.strategy to {' or '.join(with_lora)}, or lora_rank to 0."
-        )
+    yield from lora_problems(MODEL, model, ACTOR, strategy)
     try:
         actor_pool, generating = next(iter(device_pools(cfg.trainer))), rollout_pools(cfg.trainer)
     except ConfigError:  # check_pools reports it
@@ -64,64 +60,81 @@ def check_lora(cfg: PPOConfig) -> Iterator[str]:
             f"{MODEL}.lora_rank={model.lora_rank} with a KL term: actor and reference are one model, which "
             f"also generates. Set trainer.placement.rollout_on=[{','.join([actor_pool, *generating])}]."
         )
+
+
+def lora_problems(model_key: str, model: PolicyModelConfig, section: str, strategy: str) -> Iterator[str]:
+    """Adapters that the backend of `section` can't train, or that name no layers."""
+    if model.lora_rank < 1:
+        return
+    backend = BACKENDS.get(strategy)
+    if backend is not None and not backend.lora:
+        with_lora = [name for name, entry in BACKENDS.built_in.items() if entry.lora]
+        yield (
+            f"{model_key}.lora_rank={model.lora_rank} with {section}.strategy={strategy}, which has no LoRA. Set "
+            f"{section}.strategy to {' or '.join(with_lora)}, or lora_rank to 0."
+        )
     if not model.target_modules or not all(model.target_modules):
         yield (
-            f"{MODEL}.target_modules={model.target_modules!r} names no layers; set it to all-linear or to names such "
-            "as [q_proj, v_proj]."
+            f"{model_key}.target_modules={model.target_modules!r} names no layers; set it to all-linear or to names "
+            "such as [q_proj, v_proj]."
         )
 
 
 def check_backends(cfg: PPOConfig) -> Iterator[str]:
     """What the chosen backends can't do."""
     for section in _sections(cfg):
-        strategy = value_of(cfg, f"{section}.strategy")
         model = MODEL if section == ACTOR else f"{section}.model"
-        backend = BACKENDS.get(strategy)
-        if backend is None:
-            continue
-        if backend.package is not None and importlib.util.find_spec(backend.package) is None:
-            yield MachineProblem(
-                f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
-                f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
-                f"{section}.strategy=fsdp2."
-            )
-        if not backend.packing and value_of(cfg, f"{model}.use_remove_padding"):
-            yield (
-                f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
-                f"False, or {section}.strategy to fsdp2 or veomni."
-            )
-        dtype = value_of(cfg, f"{model}.compute_dtype")
-        if dtype != "float32" and not backend.bfloat16:
-            yield (
-                f"{model}.compute_dtype={dtype}: {section}.strategy={strategy} computes in float32. "
-                f"Set it to that, or {section}.strategy=fsdp2."
-            )
         offload = [f"{section if section == ACTOR else model}.fsdp_config."]
         if section == ACTOR and uses_reference(cfg):
             offload.append("actor_rollout_ref.ref.fsdp_config.")
-        for key in known_keys():
-            if not backend.offload and key.startswith(tuple(offload)) and value_of(cfg, key):
-                yield (
-                    f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
-                    f"{section}.strategy=fsdp2."
-                )
+        yield from backend_problems(cfg, section, model, offload)
+
+
+def backend_problems(cfg: AnyRunConfig, section: str, model: str, offload: list[str]) -> Iterator[str]:
+    """What the backend of `section` can't do with the model's section, and with the keys that begin as `offload`."""
+    strategy = value_of(cfg, f"{section}.strategy")
+    backend = BACKENDS.get(strategy)
+    if backend is None:
+        return
+    if backend.package is not None and importlib.util.find_spec(backend.package) is None:
+        yield MachineProblem(
+            f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
+            f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
+            f"{section}.strategy=fsdp2."
+        )
+    if not backend.packing and value_of(cfg, f"{model}.use_remove_padding"):
+        yield (
+            f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
+            f"False, or {section}.strategy to fsdp2 or veomni."
+        )
+    if not backend.compiles and value_of(cfg, f"{model}.use_torch_compile"):
+        yield (
+            f"{model}.use_torch_compile=True: {section}.strategy={strategy} does not compile layers. Set it to "
+            f"False, or {section}.strategy=fsdp2."
+        )
+    dtype = value_of(cfg, f"{model}.compute_dtype")
+    if dtype != "float32" and not backend.bfloat16:
+        yield (
+            f"{model}.compute_dtype={dtype}: {section}.strategy={strategy} computes in float32. "
+            f"Set it to that, or {section}.strategy=fsdp2."
+        )
+    for key in known_keys(type(cfg)):
+        if not backend.offload and key.startswith(tuple(offload)) and value_of(cfg, key):
+            yield (
+                f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
+                f"{section}.strategy=fsdp2."
+            )
 
 
 def check_device(cfg: PPOConfig) -> Iterator[str]:
     """What depends on the device, which may be filled in last."""
-    if cfg.trainer.device != "cpu":
-        return
-    if cfg.trainer.cpus_per_device == 0:
+    yield from cpu_problems(cfg)
+
+
+def cpu_problems(cfg: AnyRunConfig) -> Iterator[str]:
+    """A device that takes nothing."""
+    if cfg.trainer.device == "cpu" and cfg.trainer.cpus_per_device == 0:
         yield "trainer.cpus_per_device=0 on a CPU: a device would take nothing, and no pool could be full. Set it to 1."
-    for section, model in ((ACTOR, MODEL), ("critic", "critic.model")):
-        strategy = value_of(cfg, f"{section}.strategy")
-        backend = BACKENDS.get(strategy)
-        recomputes = section in _sections(cfg) and value_of(cfg, f"{model}.enable_gradient_checkpointing")
-        if backend is not None and not backend.recomputes_on_cpu and recomputes:
-            yield (
-                f"{model}.enable_gradient_checkpointing=True: {section}.strategy={strategy} does not recompute "
-                "activations on a CPU. Set it to False."
-            )
 
 
 def _sections(cfg: PPOConfig) -> list[str]:
@@ -130,24 +143,68 @@ def _sections(cfg: PPOConfig) -> list[str]:
     return [ACTOR, *(section for section, is_used in optional.items() if is_used)]
 
 
-def check_tensor_parallelism(
+def check_shared_sequences(
     cfg: PPOConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
 ) -> Iterator[str]:
-    megatron: dict[str, tuple[str, int]] = {}
+    """Sizes of Ulysses that the backend, the devices or the model can't have."""
     for section, strategy, pool in strategies:
-        for name in (name for name, backend in BACKENDS.built_in.items() if backend.tensor_parallel):
-            key = f"{section}.{name}.tensor_model_parallel_size"
+        key = f"{section}.ulysses_sequence_parallel_size"
+        size, backend, devices = value_of(cfg, key), BACKENDS.get(strategy), sum(pools[pool])
+        if size == 1 or backend is None:
+            continue
+        if not backend.ulysses:
+            yield (
+                f"{key}={size}: {section}.strategy={strategy} keeps a sequence on one device. Set it to 1, or "
+                f"{section}.strategy=fsdp2."
+            )
+            continue
+        path = value_of(cfg, f"{MODEL if section == ACTOR else f'{section}.model'}.path") or value_of(
+            cfg, f"{MODEL}.path"
+        )
+        config = model_config(Path(path).expanduser()) if path is not None else {}
+        heads = config.get("text_config", config).get("num_attention_heads")
+        counted = {f"{devices} devices of {pool}": devices}
+        if isinstance(heads, int):
+            counted[f"{heads} attention heads of {path}"] = heads
+        wrong = [what for what, count in counted.items() if count % size]
+        if wrong:
+            common = math.gcd(*counted.values())
+            fitting = ", ".join(str(number) for number in range(1, common + 1) if common % number == 0)
+            yield f"{key}={size} does not divide the {' and the '.join(wrong)}. Set it to one of: {fitting}."
+
+
+def check_tensor_parallelism(
+    cfg: AnyRunConfig, strategies: list[tuple[str, str, str]], pools: dict[str, list[int]]
+) -> Iterator[str]:
+    on_pool: dict[tuple[str, str], tuple[str, int]] = {}
+    for section, strategy, pool in strategies:
+        devices = sum(pools[pool])
+        sizes = {
+            f"{section}.{name}.tensor_model_parallel_size": name
+            for name, backend in BACKENDS.built_in.items()
+            if backend.tensor_parallel
+        }
+        stages = f"{section}.megatron.pipeline_model_parallel_size"
+        for key, name in {**sizes, stages: "megatron"}.items():
             size = value_of(cfg, key)
             if size > 1 and strategy != name:
                 yield f"{key}={size} is for {section}.strategy={name}, which is {strategy}. Leave it out."
-            elif strategy == name and sum(pools[pool]) % size:
-                yield f"{key}={size} does not divide the {sum(pools[pool])} devices of {pool}. Set it to a divisor."
-        if strategy == "megatron":
-            size = value_of(cfg, f"{section}.megatron.tensor_model_parallel_size")
-            other, known = megatron.setdefault(pool, (section, size))
+            elif strategy == name and devices % size:
+                yield f"{key}={size} does not divide the {devices} devices of {pool}. Set it to a divisor."
+        if strategy != "megatron":
+            continue
+        tensor = f"{section}.megatron.tensor_model_parallel_size"
+        together = value_of(cfg, tensor) * value_of(cfg, stages)
+        if devices % together and not (devices % value_of(cfg, tensor) or devices % value_of(cfg, stages)):
+            yield (
+                f"{stages}={value_of(cfg, stages)} times {tensor}={value_of(cfg, tensor)} does not divide the "
+                f"{devices} devices of {pool}. Set them so that their product does."
+            )
+        for key in (tensor, stages):
+            size, name = value_of(cfg, key), key.rpartition(".")[2]
+            other, known = on_pool.setdefault((pool, name), (section, size))
             if size != known:
                 yield (
-                    f"{section}.megatron.tensor_model_parallel_size={size}, but that of {other} on the same devices is "
-                    f"{known}, and megatron has one size per process. Set the same for both, or "
-                    "trainer.placement.name=split."
+                    f"{key}={size}, but that of {other} on the same devices is {known}, and megatron has one size per "
+                    "process. Set the same for both, or trainer.placement.name=split."
                 )

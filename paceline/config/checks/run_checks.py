@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.config import PPOConfig
+from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.keys import value_of
 from paceline.config.machine_problems import MachineProblem
 from paceline.config.path_checks import (
@@ -104,7 +104,7 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
     rewards, sandbox = cfg.reward_model, cfg.reward_model.sandbox
     custom = cfg.custom_reward_function
     if not custom.name.isidentifier():
-        yield f"custom_reward_function.name={custom.name!r} is no name of a function; set it to one, as compute_score."
+        yield f"custom_reward_function.name={custom.name!r} is not a function's name. Set it to one, as compute_score."
     elif custom.path is not None:
         yield from python_file_problems(
             "custom_reward_function.path", custom.path, "custom_reward_function.name", custom.name
@@ -136,7 +136,7 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
-def _check_port(cfg: PPOConfig) -> Iterator[str]:
+def _check_port(cfg: AnyRunConfig) -> Iterator[str]:
     """Whether the port is free, where the driver will be on this machine."""
     port = cfg.trainer.prometheus_port
     if port is None or cfg.ray_kwargs.ray_init.get("address"):
@@ -182,11 +182,9 @@ def _check_record(record: str | list[int]) -> Iterator[str]:
 def check_run(cfg: PPOConfig) -> Iterator[str]:
     """Validation, resuming, restarts, folders."""
     trainer = cfg.trainer
+    yield from check_course(cfg)
+    yield from _check_record(trainer.record)
     if not cfg.data.val_files:
-        if trainer.val_only:
-            yield "trainer.val_only=True has nothing to validate on; set data.val_files."
-        if trainer.test_freq not in (None, -1):
-            yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
         if trainer.log_val_generations > 0:
             yield (
                 f"trainer.log_val_generations={trainer.log_val_generations} has nothing to validate on; set "
@@ -194,6 +192,24 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
             )
         if trainer.validation_data_dir is not None:
             yield "trainer.validation_data_dir has nothing to validate on; set data.val_files or leave it null."
+    for key in ("trainer.rollout_data_dir", "trainer.validation_data_dir"):
+        if folder := value_of(cfg, key):
+            yield from writable_problems(key, folder)
+    if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
+        yield (
+            f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
+            "<step>.jsonl there. Set it to another folder."
+        )
+
+
+def check_course(cfg: AnyRunConfig) -> Iterator[str]:
+    """What runs of all kinds have: validation, resuming, restarts, a folder."""
+    trainer = cfg.trainer
+    if not cfg.data.val_files:
+        if trainer.val_only:
+            yield "trainer.val_only=True has nothing to validate on; set data.val_files."
+        if trainer.test_freq not in (None, -1):
+            yield f"trainer.test_freq={trainer.test_freq} has nothing to validate on; set data.val_files or -1."
     if trainer.resume_mode == "resume_path":
         if trainer.resume_from_path is None:
             yield "trainer.resume_from_path is not set, but trainer.resume_mode=resume_path; set it to a checkpoint."
@@ -209,20 +225,13 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
             f"trainer.max_restarts={trainer.max_restarts} with trainer.save_freq={trainer.save_freq}: there would be "
             "no checkpoint to start again from. Set trainer.save_freq, or trainer.max_restarts=0."
         )
-    yield from _check_record(trainer.record)
     yield from _check_port(cfg)
     yield from _check_collector(trainer.otlp_endpoint)
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not value_of(cfg, key):
             yield f"{key} is empty; set it to a name."
-    for key in ("trainer.default_local_dir", "trainer.rollout_data_dir", "trainer.validation_data_dir"):
-        if folder := value_of(cfg, key):
-            yield from writable_problems(key, folder)
-    if trainer.rollout_data_dir is not None and trainer.rollout_data_dir == trainer.validation_data_dir:
-        yield (
-            f"trainer.validation_data_dir={trainer.validation_data_dir} is trainer.rollout_data_dir too: both write "
-            "<step>.jsonl there. Set it to another folder."
-        )
+    if trainer.default_local_dir:
+        yield from writable_problems("trainer.default_local_dir", trainer.default_local_dir)
     timeline = cfg.ray_kwargs.timeline_json_file
     if timeline and Path(timeline).expanduser().is_dir():
         yield f"ray_kwargs.timeline_json_file: {timeline} is a folder. Set it to a file in it."

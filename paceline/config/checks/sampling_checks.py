@@ -7,9 +7,14 @@ from collections.abc import Iterator
 
 from paceline.catalog import ESTIMATORS, ROLLOUTS
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
+from paceline.config.derived import device_pools, rollout_pools
 from paceline.config.field_rules import OnlyWith
 from paceline.config.keys import ROLLOUT, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
+from paceline.errors import ConfigError
+
+LARGEST_LORA_RANK = 512
+"""That vLLM can be made for."""
 
 
 def check_sampling(cfg: PPOConfig) -> Iterator[str]:
@@ -29,6 +34,11 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False: greedy decoding reports log-probs at "
             f"temperature 1, the actor's are at {ROLLOUT}.temperature. Set {ROLLOUT}.trust_log_probs=False."
         )
+    if rollout.weight_transfer == "broadcast" and _rollout_has_the_actors_devices(cfg):
+        yield (
+            f"{ROLLOUT}.weight_transfer=broadcast: the rollout has the actor's devices and shares its weights, so none "
+            "are sent. Leave it out, or set trainer.placement.rollout_devices or rollout_on."
+        )
     if rollout.name == "vllm":
         yield from _check_vllm(cfg)
     elif (engine := ROLLOUTS.built_in.get(rollout.name)) is not None:
@@ -45,6 +55,14 @@ def check_sampling(cfg: PPOConfig) -> Iterator[str]:
                 )
 
 
+def _rollout_has_the_actors_devices(cfg: PPOConfig) -> bool:
+    """Whether no other pool generates."""
+    try:
+        return rollout_pools(cfg.trainer) == list(device_pools(cfg.trainer))[:1]
+    except ConfigError:  # check_pools reports it
+        return False
+
+
 def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
     if importlib.util.find_spec("vllm") is None:
@@ -57,6 +75,18 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.load_format={rollout.load_format} is not supported: set auto, to start with the weights of "
             "actor_rollout_ref.model.path, or dummy, to wait for the actor's."
         )
+    if rollout.engine_kwargs.vllm.get("enable_lora"):
+        rank = cfg.actor_rollout_ref.model.lora_rank
+        if not 1 <= rank <= LARGEST_LORA_RANK:
+            yield (
+                f"{ROLLOUT}.engine_kwargs.vllm: enable_lora=True with actor_rollout_ref.model.lora_rank={rank}: vLLM "
+                f"computes adapters of rank 1 to {LARGEST_LORA_RANK}. Leave it out, and it gets merged weights."
+            )
+        if rollout.load_format != "auto":
+            yield (
+                f"{ROLLOUT}.engine_kwargs.vllm: enable_lora=True with {ROLLOUT}.load_format={rollout.load_format}: "
+                f"only adapters are sent, so vLLM must have read the base weights. Set load_format=auto."
+            )
     longest = cfg.data.max_prompt_length + cfg.data.max_response_length
     if not rollout.enable_chunked_prefill and rollout.max_num_batched_tokens < longest:
         yield (

@@ -47,6 +47,11 @@ def _check_streaming(cfg: PPOConfig) -> Iterator[str]:
     engine, estimator = ROLLOUTS.get(rollout.name), ESTIMATORS.get(cfg.algorithm.adv_estimator)
     if engine is not None and not engine.takes_requests_singly:
         yield f"{asked}: actor_rollout_ref.rollout.name={rollout.name} samples whole batches; set native or vllm."
+    if rollout.engine_kwargs.vllm.get("async_scheduling"):
+        yield (
+            f"{asked}: with actor_rollout_ref.rollout.engine_kwargs.vllm.async_scheduling=True vLLM begins a step "
+            "before the one under way has ended, so weights can't change between two; leave it out."
+        )
     if rollout.tensor_model_parallel_size > 1:
         yield (
             f"{asked}: workers that share an engine (actor_rollout_ref.rollout.tensor_model_parallel_size="

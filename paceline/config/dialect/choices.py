@@ -11,13 +11,11 @@ from paceline.text import unknown_choice
 Settings = dict[str, object]
 Choice = tuple[str, object, Settings, str]
 
-_USE_TENSORBOARD = "is not supported yet; use tensorboard or wandb, and metrics.jsonl is always written."
+_USE_TENSORBOARD = "is not supported yet; use tensorboard, wandb or mlflow, and metrics.jsonl is always written."
 
 REFUSED_CHOICES: dict[str, dict[str, str]] = {
     "trainer.device": {"gpu": "is not known; GPUs are cuda."},
-    "trainer.logger": dict.fromkeys(
-        ("mlflow", "swanlab", "trackio", "comet", "clearml", "vemlp_wandb", "rl_logging_board"), _USE_TENSORBOARD
-    ),
+    "trainer.logger": dict.fromkeys(("comet", "clearml", "vemlp_wandb", "rl_logging_board"), _USE_TENSORBOARD),
 }
 """A key to the values that people know, each with what follows `key=value` in the message."""
 

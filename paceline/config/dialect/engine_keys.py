@@ -32,8 +32,10 @@ TRANSFORMER = f"{MEGATRON}.override_transformer_config"
 VEOMNI = f"{{{ROLES}}}.veomni"
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
-_ONE_WAY = "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size alone. Leave it out."
-_NO_OFFLOAD = "is not supported yet: this backend keeps all of a model on its devices. Set it to False."
+_TWO_WAYS = (
+    "is not supported yet: megatron divides models by megatron.tensor_model_parallel_size and "
+    "pipeline_model_parallel_size. Leave it out."
+)
 _RECOMPUTE = "megatron recomputes whole layers, one at a time"
 
 
@@ -69,32 +71,23 @@ def _reduce_dtype(asked: Asked) -> Outcome:
 
 
 def _sequence_parallel(asked: Asked) -> Outcome:
-    """A sequence stays on one device, as 1 asks. More has no effect where a sequence fits into the tokens that a device
-    may have at a time (dynamic batches), and for what does not train; else activations are computed again, by
-    enable_gradient_checkpointing, which saves memory in another way."""
-    size, role = number(asked.value), _role(asked.key)
-    if size is not None and size <= 1:
-        return Taken("a sequence stays on one device")
-    lengths = [number(asked.look_up(f"data.max_{part}_length")) for part in ("prompt", "response")]
-    longest = int(sum(length or 0 for length in lengths))
-    budgets = {
-        ACTOR: ("use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-        REF: ("log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu"),
-        "critic": ("use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-        "reward_model": ("use_dynamic_bsz", "forward_max_token_len_per_gpu"),
-    }
-    switch, tokens = budgets[role]
-    is_dynamic = asked.look_up(f"{role}.{switch}")
-    is_dynamic = asked.look_up(f"{ACTOR}.use_dynamic_bsz") if is_dynamic is None else is_dynamic
-    budget = number(asked.look_up(f"{role}.{tokens}")) or number(asked.look_up(f"{ACTOR}.ppo_max_token_len_per_gpu"))
-    if is_on(is_dynamic) and budget is not None and budget >= longest:
-        why = f"a sequence, of at most {longest} tokens, fits into the {budget:.0f} that one device may have at a time"
-        return Taken(why, "no effect")
-    why = f"a sequence, of up to {longest} tokens, stays on one device"
-    if role in (REF, "reward_model"):
-        return Taken(f"{why}, and needs no gradient", "no effect")
-    key = f"{MODEL if role == ACTOR else 'critic.model'}.enable_gradient_checkpointing"
-    return Became({key: True}, f"{why}, and its activations are computed again")
+    """The role's own ulysses_sequence_parallel_size. The reference shares sequences as the actor does."""
+    role = _role(asked.key)
+    if asked.value is None:
+        return Taken("null asks for nothing")
+    if role == REF:
+        return Taken("the reference shares sequences between devices as the actor does", "no effect")
+    return Became({f"{role}.ulysses_sequence_parallel_size": asked.value})
+
+
+def _compile(asked: Asked) -> Outcome:
+    """True is model.use_torch_compile, which compiles the layers of the model. The reference has the actor's."""
+    role = _role(asked.key)
+    if role == REF:
+        return Taken("the reference is compiled where the actor is", "no effect" if is_on(asked.value) else "so anyway")
+    if not is_on(asked.value):
+        return Taken("layers run uncompiled unless model.use_torch_compile says otherwise")
+    return Became({f"{MODEL if role == ACTOR else f'{role}.model'}.use_torch_compile": True})
 
 
 def _shard_size(asked: Asked) -> Outcome:
@@ -115,6 +108,26 @@ def _offload_policy(asked: Asked) -> Outcome:
     return Became({f"{section}.param_offload": True, f"{section}.optimizer_offload": True}, "between calls")
 
 
+def _backend_offload(asked: Asked) -> Outcome:
+    """Becomes fsdp_config.param_offload and optimizer_offload, which all backends take; gradients are there during an
+    update alone. Has no part where another backend trains."""
+    if not is_on(asked.value):
+        return Taken("weights stay on the device unless fsdp_config.param_offload says otherwise")
+    role, backend, name = _role(asked.key), *asked.key.split(".")[-2:]
+    strategy = asked.look_up(f"{ACTOR if role == REF else role}.strategy")
+    if strategy != backend:
+        return Taken(f"the strategy is {show(strategy)}", "no effect")
+    if name == "grad_offload":
+        return Taken("gradients are there during an update alone")
+    section = f"{role}.fsdp_config" if role in (ACTOR, REF) else f"{role}.model.fsdp_config"
+    parts = [name] if name in ("param_offload", "optimizer_offload") else ["param_offload", "optimizer_offload"]
+    if role in (REF, "reward_model"):
+        parts = [part for part in parts if part == "param_offload"]
+        if not parts:
+            return Taken("it has no optimizer", "no effect")
+    return Became({f"{section}.{part}": True for part in parts}, "between calls")
+
+
 def _reference_strategy(asked: Asked) -> Outcome:
     """The reference has the actor's backend; fsdp beside fsdp2 makes no difference to a result."""
     actor = str(asked.look_up(f"{ACTOR}.strategy") or "fsdp2")
@@ -129,7 +142,7 @@ def _reference_megatron(asked: Asked) -> Outcome:
     actors = asked.look_up(key)
     if asked.value in (None, "", False) or is_same(asked.value, actors) or (actors is None and is_same(asked.value, 1)):
         return Taken("the reference is divided as the actor")
-    if actors is None and asked.parts[1].endswith(("mbridge", "offload")):
+    if actors is None and asked.parts[1].endswith("mbridge"):
         return Refused(f"has one place here: the reference has the actor's backend. Set {key}.", True)
     return Refused(f"has one place here: the reference is divided as the actor, by {key}={show(actors)}.", True)
 
@@ -159,6 +172,15 @@ def _recompute(asked: Asked) -> Outcome:
         f"{role}.model.enable_gradient_checkpointing" if role == "critic" else f"{MODEL}.enable_gradient_checkpointing"
     )
     return Taken("nothing is recomputed") if asked.value is None else Became({key: True}, _RECOMPUTE)
+
+
+def _veomni_activations(asked: Asked) -> Outcome:
+    """True is enable_gradient_checkpointing: activations are not moved to main memory, but computed again."""
+    if not is_on(asked.value):
+        return Taken("activations stay on the device")
+    role = _role(asked.key)
+    model = f"{role}.model" if role == "critic" else MODEL
+    return Became({f"{model}.enable_gradient_checkpointing": True}, "computed again instead of moved")
 
 
 def _dist_checkpoint(asked: Asked) -> Outcome:
@@ -201,12 +223,12 @@ _MODEL_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 _TRAINING_RULES: tuple[Rule, ...] = (
-    so_anyway(f"{ANY}.use_torch_compile", False, why="models run uncompiled",
-              otherwise="is not supported yet: models run uncompiled. Set it to False."),
+    translated(f"{ANY}.use_torch_compile", _compile),
     no_effect(f"{ANY}.entropy_from_logits_with_chunking", "log-probs and entropies are always computed in chunks"),
     no_effect(f"{ANY}.{{entropy_checkpointing,sum_pi_squared_checkpointing}}", "logits beyond a chunk are always "
               "computed again in the backward pass"),
-    translated(f"{ANY}.ulysses_sequence_parallel_size", _sequence_parallel),
+    translated(f"{{{REF},{FSDP_SECTIONS},critic.model,reward_model.model}}.ulysses_sequence_parallel_size",
+               _sequence_parallel),
     no_effect(f"{ANY}.{{use_prefix_grouper,pad_to_length}}", "every response is computed with its prompt, whatever its "
               "length; the result is the same"),
     no_effect(f"{{{ROLES}}}.checkpoint.**", "a checkpoint has weights, optimizer, random states and the place in the "
@@ -223,8 +245,8 @@ _TRAINING_RULES: tuple[Rule, ...] = (
               otherwise="has another name here: set the key that ends with _per_gpu, the responses on one device.",
               is_family=True),
     switched(f"{ACTOR}.qat", "is not supported. Leave it out.", why="weights are float32"),
-    so_anyway(f"{{{ROLES}}}.router_replay.mode", "disabled", why="a router chooses anew in each pass",
-              otherwise="is not supported: a router chooses anew in each pass. Leave it out."),
+    so_anyway(f"{{{ROLES}}}.router_replay.mode", "disabled", why="a router chooses again in each pass",
+              otherwise="is not supported: a router chooses again in each pass. Leave it out."),
     refused(f"{{{ROLES}}}.router_replay.**", "is not supported. Leave it out."),
     refused(f"{{{ROLES}}}.engine.**", f"is not supported: set {ACTOR}.strategy to a training backend that is here."),
     translated(f"{REF}.strategy", _reference_strategy),
@@ -270,13 +292,13 @@ _FSDP_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 _MEGATRON_RULES: tuple[Rule, ...] = (
+    translated(f"{{{ROLES}}}.{{megatron,veomni,torchtitan}}.{{param_offload,grad_offload,optimizer_offload,"
+               "offload_policy,enable_fsdp_offload}", _backend_offload),
     translated(f"{REF}.{{megatron,veomni,torchtitan}}.**", _reference_megatron),
-    so_anyway(f"{MEGATRON}.{{pipeline_model_parallel_size,virtual_pipeline_model_parallel_size,context_parallel_size,"
-              "expert_model_parallel_size,expert_tensor_parallel_size}", 1,
-              why="megatron divides models by tensor_model_parallel_size alone", otherwise=_ONE_WAY),
+    so_anyway(f"{MEGATRON}.{{virtual_pipeline_model_parallel_size,context_parallel_size,expert_model_parallel_size,"
+              "expert_tensor_parallel_size}", 1, why="megatron divides models by tensor_model_parallel_size and "
+              "pipeline_model_parallel_size alone", otherwise=_TWO_WAYS),
     no_effect(f"{MEGATRON}.{{sequence_parallel,use_distributed_optimizer}}", "it changes memory and speed alone"),
-    so_anyway(f"{MEGATRON}.{{param_offload,grad_offload,optimizer_offload}}", False, why="all of a model stays on its "
-              "devices", otherwise=_NO_OFFLOAD),
     no_effect(f"{MEGATRON}.{{use_mbridge,vanilla_mbridge}}", "weights come from and go to Hugging Face folders"),
     translated(f"{MEGATRON}.{{use_dist_checkpointing,dist_checkpointing_path,dist_checkpointing_prefix}}",
                _dist_checkpoint),
@@ -299,8 +321,7 @@ _MEGATRON_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 _OTHER_BACKENDS: tuple[Rule, ...] = (
-    so_anyway(f"{VEOMNI}.{{param_offload,optimizer_offload,enable_fsdp_offload,activation_offload}}", False,
-              why="all of a model stays on its devices", otherwise=_NO_OFFLOAD),
+    translated(f"{{{ACTOR},critic}}.veomni.activation_offload", _veomni_activations),
     so_anyway(f"{VEOMNI}.{{expert_parallel_size,ulysses_parallel_size,context_parallel_size}}", 1,
               why="veomni shards a model over all devices, and a sequence stays on one",
               otherwise="is not supported yet: veomni shards a model over all devices, and a sequence stays on one. "
@@ -316,8 +337,6 @@ _OTHER_BACKENDS: tuple[Rule, ...] = (
               "expert_tensor_parallel_size,data_parallel_replicate_size}", 1,
               why="torchtitan divides models by tensor_model_parallel_size, and shards over the other devices",
               otherwise="is not supported yet: torchtitan divides models by tensor_model_parallel_size. Set it to 1."),
-    so_anyway(f"{{{ROLES}}}.torchtitan.{{param_offload,optimizer_offload,offload_policy}}", False,
-              why="all of a model stays on its devices", otherwise=_NO_OFFLOAD),
     so_anyway(f"{{{ROLES}}}.torchtitan.use_torch_compile", False, why="models run uncompiled",
               otherwise="is not supported yet: models run uncompiled. Set it to False."),
     refused(f"{{{ROLES}}}.torchtitan.**", "is a setting of torchtitan that is not known here. Leave it out.",

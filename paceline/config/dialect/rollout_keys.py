@@ -20,7 +20,6 @@ from paceline.config.dialect.rule_kinds import (
 )
 from paceline.config.keys import ACTOR, ROLLOUT
 
-_ONE_TURN = "is not supported yet: a response is one turn. Leave it out."
 _DEVICES = "has another place here: set trainer.placement.rollout_devices, devices that do nothing but generate."
 
 
@@ -95,11 +94,11 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
             "rollout.engine_kwargs.vllm. Leave it out."),
     switched(f"{ROLLOUT}.skip", "is not supported: every response is sampled anew. Leave it out.",
              why="every response is sampled anew"),
-    switched(f"{ROLLOUT}.multi_turn", _ONE_TURN, why="a response is one turn"),
-    so_anyway(f"{ROLLOUT}.agent.default_agent_loop", "single_turn_agent", why="a response is one turn",
-              otherwise=_ONE_TURN),
-    no_effect(f"{ROLLOUT}.agent.num_workers", "the engines sample a whole batch, with no process in between"),
-    refused(f"{ROLLOUT}.agent.**", _ONE_TURN),
+    no_effect(f"{ROLLOUT}.multi_turn.{{use_inference_chat_template,tokenization_sanity_check_mode,num_repeat_rollouts}}",
+              "sampled tokens are kept as they came, and observations are what the template writes"),
+    switched(f"{ROLLOUT}.multi_turn", "is not supported. Leave it out.", why="a response is one turn"),
+    refused(f"{ROLLOUT}.agent.**", "is not supported: agent processes are paceline's own. Leave it out.",
+            is_family=True),
     switched(f"{ROLLOUT}.prometheus", "is not supported: metrics.jsonl and trackers have the metrics. Leave it out.",
              why="metrics.jsonl and the trackers have the metrics"),
     switched(f"{ROLLOUT}.mtp", "is not supported. Leave it out.", why="models predict one token at a time"),

@@ -134,11 +134,6 @@ def _reward_server(asked: Asked) -> Outcome:
     return Taken("the reward model scores on the critic's devices, in a training backend", "no effect")
 
 
-def _reward_devices(asked: Asked) -> Outcome:
-    """Has no part unless reward_model.enable_resource_pool is on, which is refused."""
-    return Taken("the reward model is on the critic's pool", "no effect")
-
-
 def _hdfs(asked: Asked) -> Outcome:
     """null is so anyway. A path of a mounted disk is where the run's folder goes; hdfs:// is refused."""
     path = asked.value
@@ -178,14 +173,16 @@ RUN_RULES: tuple[Rule, ...] = (
     switched("distillation", "is not supported yet: a run learns from rewards, not from a teacher. Leave it out.",
              why="a run learns from rewards", switch="enabled"),
     refused("{trainer.v1,async_training,trainer.async_training}.**", SCHEDULE),
-    refused("rollout.**", SCHEDULE),
+    refused("rollout.**", f"is not a key here: settings of the rollout stand below {ROLLOUT}; how far it runs ahead of "
+            "the training is trainer.schedule, with devices of its own by trainer.placement.rollout_devices."),
     translated("{global_profiler}.**", _profiler),
     translated("{trainer}.{profile_steps,profile_continuous_steps}", _profiler),
     translated("{trainer}.{worker_nsight_options,controller_nsight_options,npu_profile}.**", _profiler),
     translated(
         f"{{{ACTOR},{ROLLOUT},actor_rollout_ref.ref,critic,reward_model,actor_rollout_ref}}.profiler.**", _profiler
     ),
-    no_effect("transfer_queue.**", "batches go from process to process through Ray's object store"),
+    switched("transfer_queue", "is not supported yet: batches go from process to process through Ray's object store. "
+             "Leave it out.", why="batches go from process to process through Ray's object store"),
     # data
     no_effect("data.filter_overlong_prompts_workers", "prompts are tokenised once by the tokenizer's own threads, and "
               "kept for later runs"),
@@ -200,19 +197,17 @@ RUN_RULES: tuple[Rule, ...] = (
     refused("data.{tool_config_path,datagen.path,datagen.name}", "is not supported yet: prompts come from files. Leave "
             "it out."),
     # algorithm
-    refused("algorithm.rollout_correction.**", "is not supported yet. Leave it out.", is_family=True),
+    refused("algorithm.rollout_correction.**", "is none of the keys of rollout correction that there are: see "
+            "docs/algorithms/rollout_correction.md. Leave it out.", is_family=True),
     refused("algorithm.{rollout_is,rollout_is_threshold,rollout_is_level,rollout_is_mode,rollout_rs}",
-            f"has another place here: set {ACTOR}.tis_imp_ratio_cap, which caps the weight of a token."),
+            "has another place here: algorithm.rollout_correction.rollout_is is the level (token or sequence), and "
+            "rollout_is_threshold, rollout_rs and rollout_rs_threshold stand beside it."),
     # critic
     translated("critic.enable", _has_critic),
     # rewards
     translated("reward_model.reward_manager", _reward_manager),
     refused("reward_model.reward_manager.**", "is not supported yet: there is one manager. Set "
             "custom_reward_function.path."),
-    so_anyway("reward_model.enable_resource_pool", False, why="the reward model is on the critic's pool",
-              otherwise="has another place here: set trainer.placement.name=split, which puts critic and reward model "
-              "on devices of their own."),
-    translated("reward_model.{nnodes,n_gpus_per_node}", _reward_devices),
     translated("reward_model.rollout.**", _reward_server),
     no_effect("reward_model.{launch_reward_fn_async,use_reward_loop,reward_loop_class_name,reward_loop_source,"
               "reward_loop_module_path}", "rewards are graded in processes beside the loop"),

@@ -18,6 +18,7 @@ from paceline.config.dialect.rule_kinds import Asked, Kind, Outcome, Refused, Ru
 from paceline.config.dialect.run_keys import RENAMED_SECTIONS, RUN_RULES
 from paceline.config.keys import is_known_key, known_keys, nearest_key
 from paceline.config.secrets import masked
+from paceline.text import meant
 
 __all__ = ["RULES", "Note", "Translation", "notes_text", "refused_choice", "rule_for", "translate"]
 
@@ -108,9 +109,7 @@ class _Pass:
             origin, value = self.waiting.pop(key)
             rule = rule_for(key)
             if rule is None:  # a new name that nobody knows: an old one with a mistake below it
-                close = nearest_key(key)
-                hint = f"; did you mean {close}?" if close else "."
-                self.result.problems[origin] = f"{origin} is not a key{hint}"
+                self.result.problems[origin] = f"{origin} is not a key{meant(nearest_key(key))}"
                 continue
             match = rule.regex.fullmatch(key)
             assert match is not None
@@ -129,13 +128,26 @@ class _Pass:
             ours = {name: item for name, item in outcome.settings.items() if is_known_key(name)}
             for name, item in outcome.settings.items():
                 if name not in ours:
-                    self.waiting[name] = origin, item
-                    self.asked[name] = item
+                    self.wait(origin, value, name, item)
             conflicts = [problem for name, item in ours.items() if (problem := self.set(origin, name, item, value))]
             if conflicts:
                 self.result.problems[origin] = conflicts[0]
             elif ours or not outcome.settings:
                 self.result.notes.append(Note(origin, value, "renamed", ours, outcome.why))
+
+    def wait(self, origin: str, asked: object, name: str, value: object) -> None:
+        """A key of verl's has become another one, which may be there already."""
+        other, found = self.waiting.get(name, (origin, value))
+        if other == origin:
+            self.waiting[name] = origin, value
+            self.asked[name] = value
+        elif is_same(found, value):
+            self.result.notes.append(Note(origin, asked, "renamed", why=f"it says the same as {other}"))
+        else:
+            self.result.problems[origin] = (
+                f"{origin}={_shown(origin, asked)} is {name} in other words, and so is {other}={_shown(other, found)}. "
+                "Set one."
+            )
 
     def refuse(self, rule: Rule, key: str, origin: str, message: str) -> None:
         """One message for all keys of a section of which the same is to be said."""

@@ -50,8 +50,8 @@ def get_source(name: str, purpose: str = "rl", data_source: str | None = None) -
         return source
     if data_source not in source.data_sources:
         raise DataError(
-            f"data_source={data_source!r} is no name of {name}; choose {' or '.join(source.data_sources)}, for which "
-            "there are rewards."
+            f"data_source={data_source!r} is not a name of {name}; choose {' or '.join(source.data_sources)}, "
+            "for which there are rewards."
         )
     others = [other for other in source.data_sources if other != data_source]
     return dataclasses.replace(source, data_sources=(data_source, *others))

@@ -97,7 +97,7 @@ def required(record: Record, name: str) -> object:
 
 
 def text_field(record: Record, name: str, *, may_be_empty: bool = False) -> str:
-    """A field that holds text; a MalformedRow if it is missing, is no text, or is empty (unless it may be)."""
+    """A field that holds text; a MalformedRow if it is missing, is not text, or is empty (unless it may be)."""
     return checked_text(required(record, name), name, may_be_empty=may_be_empty)
 
 
@@ -110,11 +110,11 @@ def optional_text(record: Record, name: str, *, may_be_empty: bool = False) -> s
 def checked_text(value: object, name: str, *, may_be_empty: bool = False) -> str:
     """`value` if it is text that can be written to a file."""
     if not isinstance(value, str):
-        raise MalformedRow(f"{name!r} is no text", f"it is {shorten(repr(value))}")
+        raise MalformedRow(f"{name!r} is not text", f"it is {shorten(repr(value))}")
     if not value.strip() and not may_be_empty:
         raise MalformedRow(f"{name!r} is empty")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON's \\ud800 can be read, but not written
-        raise MalformedRow(f"{name!r} is no valid Unicode", str(error)) from None
+        raise MalformedRow(f"{name!r} is not valid Unicode", str(error)) from None
     return value

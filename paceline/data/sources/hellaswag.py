@@ -60,7 +60,7 @@ def _label(record: Record, split: str) -> int:
     label = required(record, "label")
     number = int(label) if isinstance(label, str) and label.isdecimal() else label
     if isinstance(number, bool) or not isinstance(number, int):
-        raise MalformedRow("'label' is no number", f"it is {shorten(repr(label))}")
+        raise MalformedRow("'label' is not a number", f"it is {shorten(repr(label))}")
     if not 0 <= number < len(LETTERS):
         raise MalformedRow("'label' is out of range", f"it is {number}; it must be 0, 1, 2 or 3")
     return number
@@ -69,7 +69,7 @@ def _label(record: Record, split: str) -> int:
 def _endings(record: Record) -> list[str]:
     endings = required(record, "endings")
     if not isinstance(endings, list) or len(endings) != len(LETTERS):
-        raise MalformedRow("'endings' is no list of four", f"it is {shorten(repr(endings))}")
+        raise MalformedRow("'endings' is not a list of four", f"it is {shorten(repr(endings))}")
     cleaned = [clean(checked_text(ending, "endings")) for ending in endings]
     if not all(cleaned):
         raise MalformedRow("'endings' has an empty one", f"it is {shorten(repr(endings))}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import warnings
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tensordict import TensorDict
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -23,12 +25,17 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from paceline.engine.answers import AnswerModel
+from paceline.engine.answers import ROUNDING, AnswerModel
 from paceline.engine.distributed import AllRanks, ensure_process_group
-from paceline.engine.engine_interface import register_engine
+from paceline.engine.engine_interface import MicroBatchSize, register_engine
 from paceline.engine.hf_engine import HfEngine
 from paceline.engine.hf_models import build_empty_model
+from paceline.engine.model_calls import ModelCall, two_sequences
+from paceline.engine.packed_attention import unknown_layers
+from paceline.engine.sequence_parallel import SequenceGroup, heads_problem, ulysses_attention
+from paceline.engine.shared_rows import SharedRows
 from paceline.engine.training_state import set_weights
+from paceline.errors import ConfigError
 from paceline.private_apis.torch_private import free_gradients_fsdp1, move_fsdp1, reshard_fsdp1
 from paceline.private_apis.transformers_private import decoder_layers
 
@@ -77,11 +84,59 @@ class ShardedEngine(AllRanks, HfEngine):
 
 
 @register_engine("fsdp2")
-class Fsdp2Engine(ShardedEngine):
-    """`fully_shard`: parameters are DTensors."""
+class Fsdp2Engine(ShardedEngine, SharedRows):
+    """`fully_shard`: parameters are DTensors. Neighbours by rank may share sequences: see `sequence_parallel`."""
 
     root: Any
     """What `fully_shard` makes of an AnswerModel: a class of its own that is both an AnswerModel and an FSDPModule."""
+    sequence_group: SequenceGroup | None = None
+
+    def _set_up_model(self) -> None:
+        super()._set_up_model()
+        size = self.spec.ulysses_sequence_parallel_size
+        if size > 1:
+            self._share_sequences(size)
+
+    @torch.no_grad()
+    def _share_sequences(self, size: int) -> None:
+        problem = heads_problem(self.model.config, size) or unknown_layers(self.model)
+        if self.world_size % size:
+            problem = f"{size} does not divide the {self.world_size} ranks"
+        if not problem:
+            whole = self._forward(two_sequences(), temperature=1.0)
+            mesh = init_device_mesh(
+                self.spec.device, (self.world_size // size, size), mesh_dim_names=("rows", "tokens")
+            )
+            self.row_group = mesh.get_group("tokens")
+            self.sequence_group = SequenceGroup(self.row_group)
+            with self._calls():
+                shared = self._forward(two_sequences(), temperature=1.0)
+            self._after_inference()
+            largest = max(float(value.abs().max()) for value in whole.values())
+            error = max(float((shared[name] - value).abs().max()) for name, value in whole.items())
+            if not error <= ROUNDING[self.compute_dtype] * largest:
+                problem = f"outputs differ by {error:.1g} when {size} ranks share them"
+        if problem:
+            raise ConfigError(
+                f"ulysses_sequence_parallel_size={size}: {type(self.model).__name__} can't share sequences: {problem}. "
+                "Set it to another size, or to 1."
+            )
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        with super()._calls(), ulysses_attention(self.model) if self.sequence_group is not None else nullcontext():
+            yield
+
+    def _answer_call(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
+        if self.sequence_group is None:
+            return super()._answer_call(call, temperature)
+        return self.sequence_group.answer(self.root, call, temperature)
+
+    def _micro_batches(self, columns: TensorDict, size: MicroBatchSize) -> list[Tensor | None]:
+        # A rank has its part of the tokens.
+        if (tokens := size.get("max_tokens")) is not None:
+            size = {"max_tokens": tokens * self.spec.ulysses_sequence_parallel_size}
+        return super()._micro_batches(columns, size)
 
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:
         precision = MixedPrecisionPolicy(param_dtype=self.compute_dtype, reduce_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Megatron-Core: its GPT model with tensor parallelism, and plain data parallelism over what is left of the ranks.
+"""Megatron-Core: its GPT model with tensor parallelism, in stages (`stages`), and copies for what is left of the ranks.
 
 Llama, Qwen2 and Qwen3, dense. Gradients are summed over data-parallel ranks once per optimizer step. On an accelerator
 it computes with Transformer Engine's layers where that is installed, with its own Adam and its own recomputation; that
@@ -8,7 +8,8 @@ has not been run. On a CPU: see `_cpu_stand_ins`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
 )
+from megatron.core.tensor_parallel import random as megatron_random
 from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 from megatron.core.transformer import TransformerConfig
 from torch import Tensor, nn
@@ -29,48 +31,79 @@ from transformers import PretrainedConfig
 
 from paceline.config import OptimConfig
 from paceline.engine.backends.own_model import OwnModelEngine, Part, head_answers
+from paceline.engine.backends.stages import Stages
+from paceline.engine.distributed import gather_objects
 from paceline.engine.engine_interface import register_engine
 from paceline.engine.hf_models import ModelKind
+from paceline.engine.logprobs import TOKEN_STATISTICS
 from paceline.engine.model_calls import ModelCall
 from paceline.errors import ConfigError
 
 
 @register_engine("megatron")
 class MegatronEngine(OwnModelEngine):
-    """Every rank of a tensor-parallel group holds a part of each layer; data-parallel ranks hold the same."""
+    """A rank of a tensor-parallel group holds a part of each layer of its stage; data-parallel ranks hold the same."""
 
     strategy = "megatron"
     model_types = ("llama", "qwen2", "qwen3")
     model: _MegatronDecoder
+    tensor_parallel_group: dist.ProcessGroup | None = None
+    """The ranks that hold each layer together; None: each has whole layers."""
 
     def _build(self) -> _MegatronDecoder:
         on_cpu = self.spec.device == "cpu"
-        if on_cpu and self._recomputes:
-            raise ConfigError(
-                "strategy=megatron does not recompute activations on a CPU: set "
-                "model.enable_gradient_checkpointing=False."
-            )
         self._join_groups()
         config = self.hf_model.config
         with _cpu_stand_ins() if on_cpu else nullcontext():
-            return _MegatronDecoder(self._layers(config), config, self.spec.kind, on_cpu).to(self.device)
+            return _MegatronDecoder(self._layers(config), config, self.spec.kind, on_cpu, self.stages).to(self.device)
 
     def _join_groups(self) -> None:
-        """Megatron keeps one set of groups per process, so all roles of a process have one size."""
-        size = self.tensor_parallel_size
+        """Megatron keeps one set of groups per process, so all roles of a process have the same sizes."""
+        size, stages = self.tensor_parallel_size, self.pipeline_parallel_size
         if not parallel_state.model_parallel_is_initialized():
-            parallel_state.initialize_model_parallel(tensor_model_parallel_size=size)
+            parallel_state.initialize_model_parallel(
+                tensor_model_parallel_size=size, pipeline_model_parallel_size=stages
+            )
             if self.spec.device != "cpu":
                 # Layers ask for this state by name, though without dropout nothing is drawn from it.
                 with torch.random.fork_rng([torch.accelerator.current_device_index()], device_type=self.spec.device):
                     tensor_parallel.model_parallel_cuda_manual_seed(0)
-        elif (known := parallel_state.get_tensor_model_parallel_world_size()) != size:
-            raise ConfigError(
-                f"strategy=megatron: megatron.tensor_model_parallel_size={size}, but another role on these devices has "
-                f"{known}; set the same for both, or trainer.placement.name=split."
-            )
+        known = {
+            "tensor_model_parallel_size": (size, parallel_state.get_tensor_model_parallel_world_size()),
+            "pipeline_model_parallel_size": (stages, parallel_state.get_pipeline_model_parallel_world_size()),
+        }
+        for name, (asked, found) in known.items():
+            if asked != found:
+                raise ConfigError(
+                    f"strategy=megatron: megatron.{name}={asked}, but another role on these devices has {found}; set "
+                    "the same for both, or trainer.placement.name=split."
+                )
         if size > 1:
             self.tensor_parallel_group = parallel_state.get_tensor_model_parallel_group()
+        self.stages = Stages(parallel_state.get_pipeline_model_parallel_group())
+        self.row_group = self.tensor_parallel_group if stages == 1 else parallel_state.get_model_parallel_group()
+
+    def _all_parts(self) -> Iterator[tuple[Part | None, tuple[str, ...]]]:
+        for stage, parts in enumerate(self._parts_by_stage):
+            for place, (names, _) in enumerate(parts):
+                yield self.parts[place] if stage == self.stages.index else None, names
+
+    def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Each stage tells the others what it has."""
+        for stage, parts in enumerate(self._parts_by_stage):
+            for place, (names, is_copy) in enumerate(parts):
+                if is_copy:
+                    continue
+                if stage == self.stages.index:
+                    tensors = self.parts[place].to_hf(of(self.parts[place].parameter))
+                else:
+                    shapes = [self.hf_model.get_parameter(name).shape for name in names]
+                    tensors = [torch.empty(shape, device=self.device) for shape in shapes]
+                for name, tensor in zip(names, tensors, strict=True):
+                    whole = tensor.detach().contiguous()
+                    if self.stages.count > 1:
+                        dist.broadcast(whole, group=self.stages.group, group_src=stage)
+                    yield name, whole
 
     def _layers(self, config: PretrainedConfig) -> TransformerConfig:
         recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -91,6 +124,8 @@ class MegatronEngine(OwnModelEngine):
             hidden_dropout=0.0,
             attention_dropout=0.0,
             tensor_model_parallel_size=self.tensor_parallel_size,
+            pipeline_model_parallel_size=self.pipeline_parallel_size,
+            pipeline_dtype=torch.float32,
             params_dtype=torch.float32,
             perform_initialization=False,
             use_cpu_initialization=self.spec.device == "cpu",
@@ -99,6 +134,9 @@ class MegatronEngine(OwnModelEngine):
             gradient_accumulation_fusion=False,
             **(recompute if self._recomputes else {}),
         )
+
+    def _calls(self) -> AbstractContextManager[None]:
+        return _cpu_stand_ins() if self.spec.device == "cpu" else nullcontext()
 
     def _make_optimizer(self, config: OptimConfig) -> Optimizer:
         if self.spec.device == "cpu":
@@ -116,6 +154,10 @@ class MegatronEngine(OwnModelEngine):
     def _clip_grad_norm(self, max_norm: float) -> Tensor:
         """Gradients are summed over data-parallel ranks here; their norm counts what ranks have in common once."""
         parameters: list[Any] = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        copies = {id(part.parameter) for part in self.parts if part.is_copy}
+        if self._ties_stages and (self.stages.is_first or self.stages.is_last):
+            tied = self.model.gpt.embedding.word_embeddings if self.stages.is_first else self.model.gpt.output_layer
+            dist.all_reduce(tied.weight.grad, group=parallel_state.get_embedding_group())
         if self.tensor_parallel_group is not None:
             # Each rank has the norms of queries and keys whole, and their gradients from its own heads.
             for name, weight in self.model.named_parameters():
@@ -124,9 +166,12 @@ class MegatronEngine(OwnModelEngine):
         squares = torch.zeros(2, device=self.device)
         for parameter in parameters:
             dist.all_reduce(parameter.grad, group=parallel_state.get_data_parallel_group())
-            squares[int(parameter.tensor_model_parallel)] += parameter.grad.float().square().sum()
+            if id(parameter) not in copies:
+                squares[int(parameter.tensor_model_parallel)] += parameter.grad.float().square().sum()
         if self.tensor_parallel_group is not None:
             dist.all_reduce(squares[1], group=self.tensor_parallel_group)
+        if self.stages.count > 1:
+            dist.all_reduce(squares, group=self.stages.group)
         norm = squares.sum().sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for parameter in parameters:
@@ -137,9 +182,11 @@ class MegatronEngine(OwnModelEngine):
         """What a rank has of a Hugging Face tensor is an even piece of it, by rows or by columns."""
         config, gpt, count = self.hf_model.config, self.model.gpt, self.tensor_parallel_size
         head_dim = _head_dim(config)
-        parts = [self._part(gpt.embedding.word_embeddings.weight, ("model.embed_tokens.weight",), dim=0)]
-        for number, layer in enumerate(gpt.decoder.layers):
-            prefix = f"model.layers.{number}."
+        parts: list[Part] = []
+        if self.stages.is_first:
+            parts.append(self._part(gpt.embedding.word_embeddings.weight, ("model.embed_tokens.weight",), dim=0))
+        for layer in gpt.decoder.layers:
+            prefix = f"model.layers.{layer.layer_number - 1}."
             attention, mlp = layer.self_attention, layer.mlp
             projections = tuple(f"{prefix}self_attn.{name}_proj." for name in "qkv")
             groups = config.num_key_value_heads // count
@@ -176,12 +223,23 @@ class MegatronEngine(OwnModelEngine):
                 self._part(mlp.linear_fc1.weight, gate_and_up, 0, torch.cat, lambda fused: list(fused.chunk(2)))
             )
             parts.append(self._part(mlp.linear_fc2.weight, (f"{prefix}mlp.down_proj.weight",), dim=1))
-        parts.append(self._part(gpt.decoder.final_layernorm.weight, ("model.norm.weight",)))
-        if self.spec.kind == "causal_lm" and not config.tie_word_embeddings:
+        if self.stages.is_last:
+            parts.append(self._part(gpt.decoder.final_layernorm.weight, ("model.norm.weight",)))
+        if self.stages.is_last and self._ties_stages:
+            head = self._part(gpt.output_layer.weight, ("model.embed_tokens.weight",), dim=0)
+            parts.append(replace(head, is_copy=True))
+        elif self.stages.is_last and self.spec.kind == "causal_lm" and not config.tie_word_embeddings:
             parts.append(self._part(gpt.output_layer.weight, ("lm_head.weight",), dim=0))
         if self.model.score is not None:
             parts += [self._part(value, (f"score.{name}",)) for name, value in self.model.score.named_parameters()]
+        self._parts_by_stage = gather_objects([(part.names, part.is_copy) for part in parts], self.stages.group)
         return parts
+
+    @property
+    def _ties_stages(self) -> bool:
+        """Whether the first stage's embeddings are the last stage's head, which has them, too."""
+        tied: bool = self.hf_model.config.tie_word_embeddings
+        return tied and self.spec.kind == "causal_lm" and self.stages.count > 1
 
     def _part(
         self,
@@ -192,7 +250,7 @@ class MegatronEngine(OwnModelEngine):
         split: Callable[[Tensor], list[Tensor]] = lambda fused: [fused],
     ) -> Part:
         """`fuse` makes a rank's parameter of its pieces of what `names` are, along `dim`; `split` undoes it."""
-        count, rank = self.tensor_parallel_size, self.tensor_parallel_rank
+        count, rank = self.tensor_parallel_size, self.row_rank
         # Megatron marks shares itself only where it also draws their values.
         setattr(parameter, "tensor_model_parallel", dim is not None)  # noqa: B010 - torch's type has no such field
         lengths = [0 if dim is None else self.hf_model.get_parameter(name).shape[dim] for name in names]
@@ -217,10 +275,13 @@ class MegatronEngine(OwnModelEngine):
 
 
 class _MegatronDecoder(nn.Module):
-    """Megatron's GPT and a head, called as an AnswerModel is."""
+    """Megatron's GPT and a head, or the stage of it that this rank has, called as an AnswerModel is."""
 
-    def __init__(self, layers: TransformerConfig, config: PretrainedConfig, kind: ModelKind, on_cpu: bool) -> None:
+    def __init__(
+        self, layers: TransformerConfig, config: PretrainedConfig, kind: ModelKind, on_cpu: bool, stages: Stages
+    ) -> None:
         super().__init__()
+        self.stages = stages
         self.kind = kind
         self.on_cpu = on_cpu
         self.padding_id = config.pad_token_id
@@ -241,25 +302,55 @@ class _MegatronDecoder(nn.Module):
             max_sequence_length=config.max_position_embeddings,
             position_embedding_type="rope",
             rotary_base=config.rope_parameters["rope_theta"],
-            # Without a head of their own the other kinds have no unused parameters.
-            share_embeddings_and_output_weights=config.tie_word_embeddings or kind != "causal_lm",
+            # Without a head of their own the other kinds have no unused parameters. Between stages, the engine ties.
+            share_embeddings_and_output_weights=stages.count == 1
+            and (config.tie_word_embeddings or kind != "causal_lm"),
+            pre_process=stages.is_first,
+            post_process=stages.is_last,
         )
+        if stages.count > 1 and stages.is_last and kind != "causal_lm":
+            del self.gpt.output_layer
         self.score: nn.Linear | None = None
-        if kind != "causal_lm":
+        if kind != "causal_lm" and stages.is_last:
             # As Hugging Face's classes have it.
             self.score = nn.Linear(config.hidden_size, 1, bias=kind == "value")
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.gpt.config.recompute_granularity == "full"
 
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
         """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`."""
         input_ids = call.inputs["input_ids"]
         with _cpu_stand_ins() if self.on_cpu else nullcontext():
-            width = input_ids.shape[-1]
+            hidden = self._hidden(input_ids)
+        if not self.stages.is_last:
+            names = {"causal_lm": TOKEN_STATISTICS[: 2 + call.sum_pi_squared], "value": ("values",)}
+            columns = names.get(self.kind, ("scores",))
+            answers = self.stages.answers_behind(hidden, (len(columns), len(call.places)))
+            return dict(zip(columns, answers.unbind(), strict=True))
+        found = self._answers(hidden.transpose(0, 1).flatten(0, 1)[call.places], call, temperature)
+        if self.stages.count > 1:
+            self.stages.tell(torch.stack(list(found.values())))
+        return found
+
+    def _hidden(self, input_ids: Tensor) -> Tensor:
+        """(width, rows, hidden_size) after the layers that this rank has."""
+        rows, width = input_ids.shape
+        embedded: Tensor | None = None
+        if self.stages.is_first:
             embedded = self.gpt.embedding(input_ids, torch.arange(width, device=input_ids.device).expand_as(input_ids))
             if self.padding_id is not None:
                 embedded = torch.where((input_ids == self.padding_id).T[..., None], embedded.detach(), embedded)
-            later = torch.ones(width, width, dtype=torch.bool, device=input_ids.device).triu(1)[None, None]
-            hidden = self.gpt.decoder(embedded, later, rotary_pos_emb=self.gpt.rotary_pos_emb(width))
-        hidden = hidden.transpose(0, 1).flatten(0, 1)[call.places]
+        else:
+            shape = (width, rows, self.gpt.config.hidden_size)
+            self.gpt.decoder.set_input_tensor(self.stages.hidden_before(shape, input_ids.device))
+        later = torch.ones(width, width, dtype=torch.bool, device=input_ids.device).triu(1)[None, None]
+        hidden: Tensor = self.gpt.decoder(embedded, later, rotary_pos_emb=self.gpt.rotary_pos_emb(width))
+        return hidden
+
+    def _answers(self, hidden: Tensor, call: ModelCall, temperature: float) -> dict[str, Tensor]:
+        """Of the hidden states at the places that are asked for."""
         if self.score is not None:
             outputs = self.score(hidden)[:, 0].float()
             return {"values" if self.kind == "value" else "scores": outputs}
@@ -273,18 +364,25 @@ class _MegatronDecoder(nn.Module):
 
 @contextmanager
 def _cpu_stand_ins() -> Iterator[None]:
-    """What Megatron's layers ask of CUDA while they are built and called, answered for a CPU.
+    """What Megatron's layers ask of CUDA while they are built, called and recomputed, answered for a CPU.
 
-    Buffers are put on the device where the model is, and the random state that is not swapped in would serve
+    Buffers are put on the device where the model is, and the random states that are not swapped in or kept would serve
     dropout alone, which is 0 in every model here. No arithmetic is replaced.
     """
-    current_device, fork = torch.cuda.current_device, CudaRNGStatesTracker.fork
-    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
-    CudaRNGStatesTracker.fork = lambda self, *_: nullcontext()
+    answers: list[tuple[Any, str, Callable[..., Any]]] = [
+        (torch.cuda, "current_device", lambda: torch.device("cpu")),
+        (CudaRNGStatesTracker, "fork", lambda self, *_: nullcontext()),
+        (megatron_random, "_get_all_rng_states", lambda: ()),
+        (megatron_random, "_set_all_rng_states", lambda: None),
+    ]
+    before = [getattr(owner, name) for owner, name, _ in answers]
+    for owner, name, answer in answers:
+        setattr(owner, name, answer)
     try:
         yield
     finally:
-        torch.cuda.current_device, CudaRNGStatesTracker.fork = current_device, fork
+        for (owner, name, _), known in zip(answers, before, strict=True):
+            setattr(owner, name, known)
 
 
 def _padded(tensor: Tensor, dim: int, count: int) -> Tensor:

@@ -3,8 +3,8 @@
 Such a backend says how each of its parameters is made of Hugging Face's (`Part`). From that follow weights in and out,
 checkpoints in the common format, and the check at the start that its model computes what Hugging Face's computes.
 
-With tensor parallelism the ranks of a group hold one model together and must see the same rows. The driver deals rows
-to ranks and knows nothing of groups: the ranks of a group put theirs together first, and each gives back its own.
+With tensor or pipeline parallelism the ranks of a group hold one model together and must see the same rows: see
+`SharedRows`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -24,15 +23,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from paceline.config import TrainedModelConfig
 from paceline.engine.answers import AnswerModel
-from paceline.engine.distributed import AllRanks, ensure_process_group, gather_objects
-from paceline.engine.engine_interface import LossFn, MicroBatchSize
+from paceline.engine.distributed import AllRanks, ensure_process_group
 from paceline.engine.hf_models import build_empty_model, build_model
 from paceline.engine.logprobs import TOKEN_STATISTICS, hidden_log_probs_and_entropy, parallel_log_probs_and_entropy
-from paceline.engine.micro_batch_engine import MicroBatchEngine
 from paceline.engine.model_calls import ModelCall, aligned_call, padded_call, two_sequences
+from paceline.engine.shared_rows import SharedRows
 from paceline.engine.training_state import Moments, Snapshot, Training, in_main_memory, read_training_state
 from paceline.errors import ConfigError
-from paceline.protocol import DataProto
 
 
 @dataclass(frozen=True)
@@ -45,21 +42,20 @@ class Part:
     """From this rank's share of the parameter, or of what has its shape, to whole tensors by `names`. Collective."""
     from_hf: Callable[[list[Tensor]], Tensor]
     """The other way round."""
+    is_copy: bool = False
+    """Another rank has the same parameter, which counts: of tied embeddings, the head in the last stage."""
 
 
-class OwnModelEngine(AllRanks, MicroBatchEngine):
+class OwnModelEngine(AllRanks, SharedRows):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
     takes_bfloat16 = False
-    takes_offload = False
     strategy: str
     """The name that it is registered under."""
     model_types: tuple[str, ...]
     """What it has models for, as `model_type` in config.json."""
     hf_model: PreTrainedModel
     """The Hugging Face model without memory: for its names and its files."""
-    tensor_parallel_group: dist.ProcessGroup | None = None
-    """The ranks that hold one model together; None: each data-parallel rank is alone."""
 
     # What a backend defines.
 
@@ -69,7 +65,11 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     @abstractmethod
     def _make_parts(self) -> list[Part]:
-        """All parameters, each once."""
+        """All parameters of this rank, each once."""
+
+    def _all_parts(self) -> Iterator[tuple[Part | None, tuple[str, ...]]]:
+        """All parts of the model with their names, in one order on all ranks; None is a part of another rank's."""
+        return ((part, part.names) for part in self.parts)
 
     # What follows.
 
@@ -88,27 +88,17 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         self._put_weights(source.state_dict() if source is not None else {})
         self._compare_with(source)
 
-    def train_batch(
-        self, data: DataProto, loss_fn: LossFn, *, temperature: float = 1.0, **size: Unpack[MicroBatchSize]
-    ) -> dict[str, float]:
-        return super().train_batch(self._rows_of_group(data)[0], loss_fn, temperature=temperature, **size)
-
-    def infer_batch(
-        self,
-        data: DataProto,
-        *,
-        temperature: float = 1.0,
-        sum_pi_squared: bool = False,
-        **size: Unpack[MicroBatchSize],
-    ) -> dict[str, Tensor]:
-        rows, own = self._rows_of_group(data)
-        answers = super().infer_batch(rows, temperature=temperature, sum_pi_squared=sum_pi_squared, **size)
-        return {name: values[own] for name, values in answers.items()}
-
     def named_full_weights(self) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in self.named_full(lambda parameter: parameter.detach()):
+        with self.on_device():
+            for name, weight in self.named_full(lambda parameter: parameter.detach()):
+                for alias in self._aliases[name]:
+                    yield alias, weight
+
+    def weight_shapes(self, *, adapter: bool = False) -> Iterator[tuple[str, Tensor]]:
+        assert not adapter  # takes_lora is False
+        for name in dict.fromkeys(name for _, names in self._all_parts() for name in names):
             for alias in self._aliases[name]:
-                yield alias, weight
+                yield alias, self.hf_model.get_parameter(name).detach()
 
     def named_full(self, of: Callable[[nn.Parameter], Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What each parameter has of its shape, such as its gradient, whole, by Hugging Face's names. Collective."""
@@ -116,11 +106,19 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
             yield from zip(part.names, part.to_hf(of(part.parameter)), strict=True)
 
     def snapshot(self) -> Snapshot:
+        with self.on_device(optimizer=True):
+            return self._snapshot()
+
+    def load(self, folder: str | Path) -> None:
+        with self.on_device(optimizer=True):
+            self._load(folder)
+
+    def _snapshot(self) -> Snapshot:
         keep = self.rank == 0
         weights = in_main_memory(self.named_full(lambda parameter: parameter.detach()), keep=keep)
         training: Training | None = None
         if self.optimizer is not None:
-            moments: Moments = {name: {} for part in self.parts for name in part.names}
+            moments: Moments = {name: {} for _, names in self._all_parts() for name in names}
             state = self.optimizer.state
             for key in ("exp_avg", "exp_avg_sq") if self.num_steps else ():
                 named = self.named_full(partial(_moment, state, key))
@@ -131,29 +129,32 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
             training = {"moments": moments if self.num_steps else {}, "num_steps": self.num_steps}
         return Snapshot(self.rank, self.hf_model, weights, training if keep else None)
 
-    def load(self, folder: str | Path) -> None:
+    def _load(self, folder: str | Path) -> None:
         state = self._training_state(self.hf_model)
         weights, moments, self.num_steps = read_training_state(Path(folder), state)
         self._put_weights(weights)
         if self.optimizer is None:
             return
         self.optimizer.state.clear()
-        for part in self.parts if self.num_steps else ():
-            saved = [moments[name] for name in part.names] if self.rank == 0 else []
-            shares = {key: self._share(part, [of_name[key] for of_name in saved]) for key in ("exp_avg", "exp_avg_sq")}
-            step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
-            self.optimizer.state[part.parameter] = {"step": step, **shares}
+        for part, names in self._all_parts() if self.num_steps else ():
+            saved = [moments[name] for name in names] if self.rank == 0 else []
+            shares = {
+                key: self._share(part, names, [of_name[key] for of_name in saved]) for key in ("exp_avg", "exp_avg_sq")
+            }
+            if part is not None:
+                step = torch.tensor(float(self.num_steps), device=self.device)  # where fused AdamW looks for it
+                self.optimizer.state[part.parameter] = {"step": step, **shares}
         for group in self.optimizer.param_groups:
             if "step" in group:  # Fused Adams count here.
                 group["step"] = self.num_steps
 
     @property
-    def tensor_parallel_rank(self) -> int:
-        return 0 if self.tensor_parallel_group is None else dist.get_rank(self.tensor_parallel_group)
-
-    @property
     def tensor_parallel_size(self) -> int:
         return self.spec.tensor_model_parallel_size
+
+    @property
+    def pipeline_parallel_size(self) -> int:
+        return self.spec.pipeline_model_parallel_size
 
     @property
     def _recomputes(self) -> bool:
@@ -167,34 +168,18 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
         answers: dict[str, Tensor] = self.root(call, temperature)
         return answers
 
-    def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:
-        # All ranks of a group have computed the same; what is not finite stays so when it is multiplied by 0.
-        return super()._sum_over_ranks(
-            {name: 0.0 * value for name, value in sums.items()} if self.tensor_parallel_rank else sums
-        )
-
-    def _rows_of_group(self, data: DataProto) -> tuple[DataProto, slice]:
-        """The rows of all ranks that hold the model together, and where this rank's are among them. Collective."""
-        if self.tensor_parallel_group is None:
-            return data, slice(0, len(data))
-        own: dict[str, Any] = dict(data.batch.items())
-        columns = gather_objects(own, self.tensor_parallel_group)
-        lengths = [len(part["attention_mask"]) for part in columns]
-        start = sum(lengths[: self.tensor_parallel_rank])
-        rows = {name: torch.cat([part[name] for part in columns]) for name in columns[0]}
-        return DataProto.from_dict(tensors=rows), slice(start, start + len(data))
-
     def _put_weights(self, weights: dict[str, Tensor]) -> None:
         """Give every rank its share of a Hugging Face state dict that rank 0 has. Collective."""
-        for part in self.parts:
-            share = self._share(part, [weights[name] for name in part.names] if self.rank == 0 else [])
-            with torch.no_grad():
-                part.parameter.copy_(share)
+        for part, names in self._all_parts():
+            share = self._share(part, names, [weights[name] for name in names] if self.rank == 0 else [])
+            if part is not None:
+                with torch.no_grad():
+                    part.parameter.copy_(share)
 
-    def _share(self, part: Part, whole: list[Tensor]) -> Tensor:
-        """This rank's share of what rank 0 has as whole tensors. Collective."""
+    def _share(self, part: Part | None, names: tuple[str, ...], whole: list[Tensor]) -> Tensor:
+        """This rank's share, which may be nothing, of what rank 0 has as whole tensors. Collective."""
         tensors = []
-        for place, name in enumerate(part.names):
+        for place, name in enumerate(names):
             known = self.hf_model.get_parameter(name)
             if self.rank == 0:
                 tensor = whole[place].detach().to(self.device, copy=True).contiguous()
@@ -202,6 +187,8 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 tensor = torch.empty(known.shape, dtype=known.dtype, device=self.device)
             dist.broadcast(tensor, src=0)
             tensors.append(tensor)
+        if part is None:
+            return torch.empty(0)
         return part.from_hf(tensors).contiguous()  # fused AdamW takes moments to lie in memory as their parameter does
 
     def _check_support(self, config: PretrainedConfig) -> None:
@@ -221,10 +208,15 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
                 f"{text.num_key_value_heads} key-value heads on tensor_model_parallel_size={self.tensor_parallel_size} "
                 "ranks, which must divide them"
             )
-        elif self.world_size % self.tensor_parallel_size:
+        elif self.world_size % (self.tensor_parallel_size * self.pipeline_parallel_size):
+            sizes = f"tensor_model_parallel_size={self.tensor_parallel_size}"
+            if self.pipeline_parallel_size > 1:
+                sizes += f" times pipeline_model_parallel_size={self.pipeline_parallel_size}"
+            problem = f"{sizes}, which does not divide its {self.world_size} ranks"
+        elif text.num_hidden_layers % self.pipeline_parallel_size:
             problem = (
-                f"tensor_model_parallel_size={self.tensor_parallel_size}, which does not divide its "
-                f"{self.world_size} ranks"
+                f"{text.num_hidden_layers} layers in pipeline_model_parallel_size={self.pipeline_parallel_size} "
+                "stages, which must divide them"
             )
         if problem:
             raise ConfigError(
@@ -235,7 +227,7 @@ class OwnModelEngine(AllRanks, MicroBatchEngine):
 
     def _check_parts(self) -> None:
         """Raise ConfigError where the Hugging Face model has parameters that this backend's has not."""
-        names = [name for part in self.parts for name in part.names]
+        names = [name for _, of_part in self._all_parts() for name in of_part]
         if unknown := set(self._aliases).symmetric_difference(names):
             raise ConfigError(
                 f"strategy={self.strategy} can't hold {self.spec.model.path}: its model has no place for "

@@ -89,7 +89,7 @@ class TorchtitanEngine(OwnModelEngine):
         dims = ParallelDims.from_config(parallelism, self.world_size)
         dims.build_mesh()
         mesh = dims.get_optional_mesh("tp")
-        self.tensor_parallel_group = None if mesh is None else mesh.get_group()
+        self.row_group = None if mesh is None else mesh.get_group()
         with torch.device("meta"):
             decoder = self.titan_config.build()
         (parallelize_qwen3 if is_qwen else parallelize_llama)(
@@ -105,7 +105,7 @@ class TorchtitanEngine(OwnModelEngine):
         with torch.no_grad():
             decoder.init_states(buffer_device=self.device)
         sum_gradients(decoder)
-        return _TitanDecoder(decoder, self.spec.kind, self.hf_model.config, self.tensor_parallel_group)
+        return _TitanDecoder(decoder, self.spec.kind, self.hf_model.config, self.row_group)
 
     def _make_parts(self) -> list[Part]:
         """Names and the order of rotary dimensions are known to torchtitan's adapter."""

@@ -10,17 +10,21 @@ from paceline.report.page.thin import spread
 from paceline.report.timeline import DRIVER, Span, merge_spans
 from paceline.run_folder import TIMELINE_FILE
 
-Bar = tuple[str, str, float, float, int, bool]
-"""Pool, method, start, end, step, whether it is validation."""
+Bar = tuple[str, str, float, float, int, bool, str]
+"""Pool, method, start, end, step, whether it is validation, and what more is said."""
 MOST_BARS = 200
 """Of one step."""
+SAID = ("version", "prompts")
+"""What the page says of a bar besides its name: whose weights sampled, or were made; how many prompts were admitted."""
+BarKey = tuple[str, str, bool, str]
+"""Pool, method, whether it is validation, and what more is said: spans of which all is equal are joined."""
 
 
 class Calls:
     """The calls of some steps, as events of a timeline tell them."""
 
     def __init__(self) -> None:
-        self.by_step: dict[int, dict[tuple[str, str, bool], list[Span]]] = {}
+        self.by_step: dict[int, dict[BarKey, list[Span]]] = {}
         self._pools: dict[str, tuple[set[int], set[str]]] = {}
 
     def add(self, event: Row) -> None:
@@ -30,7 +34,8 @@ class Calls:
         ranks.add(args.get("rank", 0))
         roles.add(str(args.get("role", DRIVER)))
         start = event["ts"] / 1e6
-        key = (pool, str(event["name"]), bool(args.get("validation")))
+        about = ", ".join(f"{name} {args[name]}" for name in SAID if name in args)
+        key = (pool, str(event["name"]), bool(args.get("validation")), about)
         self.by_step.setdefault(args["step"], {}).setdefault(key, []).append((start, start + event["dur"] / 1e6))
 
     def forget_before(self, step: int) -> None:
@@ -41,8 +46,8 @@ class Calls:
         """`pools` and `steps` as `read_gantt` gives them."""
         bars = {
             step: [
-                (pool, method, start, end, step, validation)
-                for (pool, method, validation), spans in of_step.items()
+                (pool, method, start, end, step, validation, about)
+                for (pool, method, validation, about), spans in of_step.items()
                 for start, end in merge_spans(spans)
             ]
             for step, of_step in self.by_step.items()
@@ -61,8 +66,8 @@ def read_gantt(folder: Path, steps: Sequence[int], most_steps: int, in_any_case:
     """The bars of at most so many of the steps, evenly spread, and of some that are wanted in any case.
 
     `pools` has the processes and roles of each pool. A step has `start`, `end` (seconds from the first event of all)
-    and `bars`: (pool, method, start, end, step, whether it is validation), those of its neighbours that reach
-    into it included.
+    and `bars`: (pool, method, start, end, step, whether it is validation, what more is said of it), those of its
+    neighbours that reach into it included.
     """
     chosen = set(spread(sorted(set(steps) | {0}), most_steps)) | (in_any_case & set(steps))
     wanted = chosen | {step + 1 for step in chosen} | {step - 1 for step in chosen}
@@ -88,7 +93,7 @@ def _step_data(step: int, bars: Mapping[int, list[Bar]], origin: float) -> Row:
         "step": step,
         "start": round(start - origin, 4),
         "end": round(end - origin, 4),
-        "bars": [(p, m, round(s - origin, 4), round(e - origin, 4), of, v) for p, m, s, e, of, v in inside],
+        "bars": [(p, m, round(s - origin, 4), round(e - origin, 4), *rest) for p, m, s, e, *rest in inside],
     }
 
 

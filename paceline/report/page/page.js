@@ -276,8 +276,8 @@ function showGantt(run, index) {
     const bars = step.bars.filter((bar) => bar[0] === pool);
     svg.append(drawn("text", { x: left - 8, y: top + row / 2 + 4, "text-anchor": "end" }, pool),
       drawn("rect", { class: "idle", x: left, y: top, width: width - left - 10, height: row, rx: 3 }));
-    for (const [, method, start, end, of, validation] of bars) {
-      const name = method + (validation ? " (validation)" : "") + (of === step.step ? "" : `, of step ${of}`);
+    for (const [, method, start, end, of, validation, about] of bars) {
+      const name = method + (validation ? " (validation)" : "") + (about ? `, ${about}` : "") + (of === step.step ? "" : `, of step ${of}`);
       const wide = Math.max(x(end) - x(start), 0.8);
       const bar = drawn("rect", { class: of === step.step ? "bar" : "bar other", x: x(start), y: top, width: wide, height: row, rx: 2,
         style: `fill:${color(METHODS.indexOf(method))}` },
@@ -316,9 +316,17 @@ function showSamples(run, index) {
     return element("article", { class: "sample" },
       element("div", {}, element("strong", { class: mood }, `score ${number(row.score)}`), " ", element("span", { class: "faint" }, facts)),
       element("div", { class: "label" }, "prompt"), element("pre", { tabindex: "0" }, row.prompt ?? ""),
-      element("div", { class: "label" }, "response"), element("pre", { tabindex: "0" }, row.response ?? ""),
+      ...(row.turns ?? [{ by: "response", text: row.response ?? "" }]).flatMap(turnParts),
       row.tokens?.length ? showTokens(row.tokens) : null);
   }));
+}
+
+// What the model said is trained; what it read between is not, and looks so.
+function turnParts(turn) {
+  const words = { model: "model", read: "read, not trained" }[turn.by] ?? turn.by;
+  const facts = [words, turn.tokens === undefined ? null : `${number(turn.tokens)} tokens`,
+    turn.reward ? `reward ${number(turn.reward)}` : null].filter(Boolean).join(" · ");
+  return [element("div", { class: "label" }, facts), element("pre", { tabindex: "0", class: turn.by === "read" ? "read" : "" }, turn.text ?? "")];
 }
 
 // Each token with its log-prob and advantage, by pointing at it or, with the keyboard, by the arrow keys.

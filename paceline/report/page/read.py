@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from paceline.config import PPOConfig
+from paceline.config.derived import ROLLOUT_POOL
 from paceline.config.keys import known_keys
 from paceline.config.load import to_dict
 from paceline.config.secrets import masked
@@ -42,7 +43,18 @@ LONGEST_CONFIG_VALUE = 500
 SPEED = "perf/tokens_per_second"
 MOST_NODES = 16
 MOST_ALARMS = 100
-SAMPLE_FIELDS = ("kind", "data_source", "prompt", "response", "ground_truth", "score", "acc", "pred", "extracted")
+SAMPLE_FIELDS = (
+    "kind",
+    "data_source",
+    "prompt",
+    "response",
+    "turns",
+    "ground_truth",
+    "score",
+    "acc",
+    "pred",
+    "extracted",
+)
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ def read_run(folder: Path, name: str, limits: Limits) -> Row:
     """All that the page shows of a run."""
     if not (folder / METRICS_FILE).is_file() and not (folder / CONFIG_FILE).is_file():
         raise DataError(
-            f"{folder} is no folder of a run: {_instead(folder)}. "
+            f"{folder} is not a folder of a run: {_instead(folder)}. "
             "Give the folder that trainer.default_local_dir named, such as runs/paceline/ppo."
         )
     lines, unreadable = _metrics(folder / METRICS_FILE)
@@ -179,6 +191,13 @@ def summarize(lines: Sequence[Row], config: Row, status: Row | None) -> list[tup
     if ages := values("training/staleness/max"):
         mean = statistics.mean(values("training/staleness/mean"))
         rows.append(("staleness", f"{mean:.2f} updates (mean), {max(ages):.0f} at most"))
+    in_steps = sum(values("timing_s/step"))
+    if ages and in_steps:
+        sides = {"training": "timing_s/wait_for_responses", "rollout": f"timing_s/idle/{ROLLOUT_POOL}"}
+        shares = [f"{side} {sum(found) / in_steps:.0%}" for side, name in sides.items() if (found := values(name))]
+        rows.append(("waited for the other", f"{', '.join(shares) or 'neither'} of the time"))
+    if anew := sum(values("training/too_old_groups")):
+        rows.append(("sampled anew", f"{anew:.0f} groups that were too old"))
     if overlap := values("perf/overlap"):
         rows.append(("busy pools", f"{statistics.mean(overlap):.0%} of the time (mean)"))
     return [(name, cut_text(text, 300)) for name, text in rows]
@@ -229,13 +248,15 @@ def read_run_samples(folder: Path, limits: Limits) -> list[Row]:
 def sample_rows(path: Path, limits: Limits) -> list[Row]:
     """The rows of a step's samples, cut to what a page takes."""
     return [
-        {field: _shown(row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
+        {field: _shown(field, row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
         | ({"tokens": row["tokens"][: limits.sample_tokens]} if isinstance(row.get("tokens"), list) else {})
         for row in list(read_samples(path))[: limits.samples_per_step]
     ]
 
 
-def _shown(value: object, longest: int) -> object:
+def _shown(field: str, value: object, longest: int) -> object:
+    if field == "turns" and isinstance(value, list):
+        return [{name: _shown(name, part, longest) for name, part in turn.items()} for turn in value]
     return value if value is None or isinstance(value, bool | int | float) else cut_text(str(value), longest)
 
 

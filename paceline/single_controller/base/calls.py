@@ -29,7 +29,9 @@ T = TypeVar("T")
 Column = torch.Tensor | np.ndarray
 
 call_tag: ContextVar[dict[str, object]] = ContextVar("call_tag")
-"""Set by the driver; every call issued under it carries a copy in its record. Example: `call_tag.set({"step": 3})`."""
+"""Set by the driver; every call issued under it carries a copy in its record. Example: `call_tag.set({"step": 3})`.
+
+While a call runs it is that copy: what a method adds to it stands in the record."""
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,11 @@ class Worker:
     def local_world_size(self) -> int:
         return self._context.local_world_size
 
+    @property
+    def master_addr(self) -> str:
+        """The address of rank 0's node."""
+        return self._context.master_addr
+
     def around_call(self) -> AbstractContextManager[None]:
         """Entered around every call from the driver, whichever class defines the method; does nothing here."""
         return nullcontext()

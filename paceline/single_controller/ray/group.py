@@ -29,7 +29,14 @@ from paceline.single_controller.ray.shell import (
     RayClassWithInitArgs,
     WorkerShell,
 )
-from paceline.single_controller.ray.watch import PendingCall, Process, drain_call_records, running_calls, watch
+from paceline.single_controller.ray.watch import (
+    PendingCall,
+    Process,
+    drain_call_records,
+    meanwhile,
+    running_calls,
+    watch,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +109,7 @@ class RayWorkerGroup(WorkerGroup):
 
     drain_call_records = staticmethod(drain_call_records)
     running_calls = staticmethod(running_calls)
+    meanwhile = staticmethod(meanwhile)
 
     def mesh(self, name: str) -> list[MeshRank]:
         # Asked once, by a call that waits its turn behind those issued before: one of them may be what registers it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,10 @@ from paceline.errors import ResourceError
 from paceline.private_apis.ray_private import clusters_of_this_machine, free_resources
 
 logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.5
+"""Between two looks at the nodes of a cluster that grows."""
+REPORT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class _Placement:
     name: str
     devices_per_node: tuple[int, ...]
     device: _Device
+    wait_for_nodes_seconds: float = 0.0
     taken: dict[_Slot, list[str]] = field(default_factory=dict)
     group: PlacementGroup | None = None
 
@@ -92,11 +98,15 @@ class _Placement:
         """How many devices each bundle has."""
         return (1,) * sum(self.devices_per_node) if self.has_bundle_per_device else self.devices_per_node
 
-    def _reserve(self, timeout_seconds: float) -> PlacementGroup:
+    def _fits_the_cluster(self) -> bool:
+        """Whether its nodes are large enough, were they free."""
         nodes = [node for node in ray.nodes() if node["Alive"]]
         capacities = sorted((self.device.fitting(node["Resources"]) for node in nodes), reverse=True)
         wanted = sorted(self.devices_per_node, reverse=True)
-        if len(wanted) > len(capacities) or any(d > c for d, c in zip(wanted, capacities, strict=False)):
+        return len(wanted) <= len(capacities) and all(d <= c for d, c in zip(wanted, capacities, strict=False))
+
+    def _reserve(self, timeout_seconds: float) -> PlacementGroup:
+        if not self._fits_the_cluster() and not self.wait_for_nodes_seconds:
             raise ResourceError(self._explain("can never fit this cluster"))
         # STRICT_SPREAD puts each bundle on a node of its own: a pool of two nodes is not satisfied by one big node.
         group = placement_group(
@@ -104,6 +114,10 @@ class _Placement:
             strategy="STRICT_SPREAD" if len(self.devices_per_node) > 1 else "STRICT_PACK",
             name=self._name_in_ray(),
         )
+        if not self._wait_for_nodes():
+            explanation = self._explain(f"did not fit this cluster within {self.wait_for_nodes_seconds:g} s")
+            remove_placement_group(group)
+            raise ResourceError(explanation)
         # The promise is an error within the timeout, so the wait leaves a tenth of it for the explanation.
         ready, _ = ray.wait([group.ready()], timeout=0.9 * timeout_seconds)
         if not ready:
@@ -111,6 +125,20 @@ class _Placement:
             remove_placement_group(group)
             raise ResourceError(explanation)
         return group
+
+    def _wait_for_nodes(self) -> bool:
+        """Whether the cluster is large enough, now or in time. It grows by what placement groups wait for."""
+        started = time.monotonic()
+        reported = -math.inf
+        while not self._fits_the_cluster():
+            waited = time.monotonic() - started
+            if waited > self.wait_for_nodes_seconds:
+                return False
+            if waited - reported >= REPORT_SECONDS:
+                logger.warning("%s", self._explain(f"waits for nodes since {waited:.0f} s"))
+                reported = waited
+            time.sleep(POLL_SECONDS)
+        return True
 
     def _name_in_ray(self) -> str:
         """Ray keeps the groups of an actor that died: the process that started the actor finds them by its id."""
@@ -188,7 +216,8 @@ class RayResourcePool:
     `max_colocate_count` groups may be on the pool at a time, each in processes of its own, which run side by side:
     the order of calls holds within a group alone. Roles that take turns belong into one process instead, by
     `create_colocated_worker_cls`. `threads_per_worker`: compute threads; None divides the cores of each worker's own
-    node by the workers there.
+    node by the workers there. `wait_for_nodes_seconds`: how long a pool that is too large for the cluster waits for
+    nodes to join before that is an error.
     """
 
     def __init__(
@@ -201,6 +230,7 @@ class RayResourcePool:
         cpus_per_device: float = 1.0,
         threads_per_worker: int | None = None,
         device_name: str | None = None,
+        wait_for_nodes_seconds: float = 0.0,
     ) -> None:
         if not process_on_nodes or any(num_devices < 1 for num_devices in process_on_nodes):
             raise ValueError(
@@ -224,7 +254,7 @@ class RayResourcePool:
         self.threads_per_worker = threads_per_worker
         accelerator = {"cpu": None, "npu": "NPU"}.get(self.device_name, "GPU")
         self._device = _Device(cpus_per_device, accelerator, max_colocate_count)
-        placement = _Placement(name_prefix, tuple(process_on_nodes), self._device)
+        placement = _Placement(name_prefix, tuple(process_on_nodes), self._device, wait_for_nodes_seconds)
         self._slots = [
             _Slot(placement, bundle, index)
             for bundle, num_devices in enumerate(placement.bundles())

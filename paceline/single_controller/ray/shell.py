@@ -18,7 +18,7 @@ from paceline.log_file import log_process
 from paceline.machine import num_cores
 from paceline.private_apis.ray_private import class_of_actor
 from paceline.redaction import remember_all
-from paceline.single_controller.base.calls import CallRecord, run_method
+from paceline.single_controller.base.calls import CallRecord, call_tag, run_method
 from paceline.single_controller.base.dispatch import CollectFn, drop_padding
 from paceline.single_controller.base.worker import Worker, WorkerContext, current_context
 from paceline.single_controller.ray.heartbeat import Place, start_heartbeat
@@ -160,6 +160,7 @@ class WorkerShell:
         """Run one call. The record is a result of its own, so that the driver can watch many calls for little."""
         start = time.time()
         current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
+        call_tag.set(call.tag)
         try:
             args, kwargs = _fill(call, values)
             worker = self._workers[call.role]

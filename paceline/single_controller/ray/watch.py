@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,8 @@ from paceline.single_controller.ray.heartbeat import Beat, Place, read_beat
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
+MEANWHILE_SECONDS = 0.1
+"""How often what is done while the driver waits is done."""
 REPORT_SECONDS = 30.0
 STARTUP_SECONDS = 300.0
 """How long a process may take to its first heartbeat: it has to start Python and import what the worker needs."""
@@ -149,8 +151,11 @@ class CallWatch:
     def __init__(self) -> None:
         self._session = ""
         self._last_call_id = 0
+        self._is_joint = False
         self._next_heartbeat_check = 0.0
         self.deadline = math.inf
+        self.meanwhile: Callable[[], None] | None = None
+        self._next_meanwhile = 0.0
         self._clear()
 
     def _clear(self) -> None:
@@ -162,8 +167,18 @@ class CallWatch:
 
     def new_call_id(self) -> int:
         self._check_session()
-        self._last_call_id += 1
+        self._last_call_id += not self._is_joint
         return self._last_call_id
+
+    @contextmanager
+    def joint_calls(self) -> Iterator[None]:
+        """See the function of this name."""
+        self._last_call_id += 1
+        self._is_joint = True
+        try:
+            yield
+        finally:
+            self._is_joint = False
 
     def add(self, record: ray.ObjectRef, call: PendingCall) -> None:
         self._pending[record] = call
@@ -180,9 +195,10 @@ class CallWatch:
         started = time.monotonic()
         next_report = started + REPORT_SECONDS
         while True:
-            self._poll(POLL_SECONDS if wanted else 0.0)
+            self._poll((POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS) if wanted else 0.0)
             if self._failures:
                 raise self._first_failure()
+            self._do_meanwhile()  # also between short waits, one after another
             wanted &= self._pending.keys()
             if not wanted:
                 break
@@ -200,6 +216,18 @@ class CallWatch:
             return ray.get(results)
         except RayError:
             raise _find_lost(results, calls) from None
+
+    def _do_meanwhile(self) -> None:
+        """What the driver does while it waits; what that waits for is waited for alone."""
+        do = self.meanwhile
+        if do is None or time.monotonic() < self._next_meanwhile:
+            return
+        self.meanwhile = None
+        try:
+            do()
+        finally:
+            self.meanwhile = do
+            self._next_meanwhile = time.monotonic() + MEANWHILE_SECONDS
 
     def drain(self) -> list[CallRecord]:
         """The records of the calls that finished since the last time."""
@@ -301,6 +329,12 @@ class CallWatch:
 watch = CallWatch()
 
 
+def joint_calls() -> AbstractContextManager[None]:
+    """Inside, calls of several groups whose workers wait for each other are issued: a failure is one of all of them,
+    and is explained by a death among them, whichever call failed first."""
+    return watch.joint_calls()
+
+
 @contextmanager
 def limited_wait(seconds: float) -> Iterator[None]:
     """Inside, no wait for a call goes on after so many seconds: it ends in a WorkerError."""
@@ -309,6 +343,16 @@ def limited_wait(seconds: float) -> Iterator[None]:
         yield
     finally:
         watch.deadline = math.inf
+
+
+@contextmanager
+def meanwhile(do: Callable[[], None]) -> Iterator[None]:
+    """Inside, whoever waits for a call does this again and again until it has ended; an error of it is the wait's."""
+    watch.meanwhile = do
+    try:
+        yield
+    finally:
+        watch.meanwhile = None
 
 
 def drain_call_records() -> list[CallRecord]:

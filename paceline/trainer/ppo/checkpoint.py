@@ -36,9 +36,9 @@ from paceline.run_folder import (
 logger = logging.getLogger(__name__)
 
 _ANY = f"{CHECKPOINT_PREFIX}*"
-_START_ANEW = (
+_START_OVER = (
     "Set trainer.resume_mode=resume_path and trainer.resume_from_path to a complete checkpoint, or "
-    "trainer.resume_mode=disable to start anew."
+    "trainer.resume_mode=disable to start over."
 )
 
 
@@ -133,7 +133,7 @@ def require_intact(folder: Path) -> None:
     """Raise a CheckpointError that names what is wrong with a checkpoint; one without a manifest is an older one."""
     problems = _problems(folder, hashes=True)
     if problems:
-        raise CheckpointError(f"{folder} can't be resumed from: {'; '.join(problems)}. {_START_ANEW}")
+        raise CheckpointError(f"{folder} can't be resumed from: {'; '.join(problems)}. {_START_OVER}")
 
 
 def _problems(folder: Path, *, hashes: bool) -> list[str]:
@@ -172,7 +172,7 @@ def _digests(paths: list[Path]) -> list[str]:
 def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
     """The newest complete checkpoint of a run, or None if it never saved one.
 
-    Damaged ones are passed over with a warning; if there are no others, that is a CheckpointError. Without `repair`
+    Damaged ones are skipped with a warning; if there are no others, that is a CheckpointError. Without `repair`
     nothing is renamed or deleted: the run may be going on.
     """
     if repair:
@@ -186,13 +186,13 @@ def latest_checkpoint(checkpoints: Path, *, repair: bool = True) -> Path | None:
             if not (folder / MANIFEST).exists():
                 logger.warning("%s has no %s, so its files can't be verified", folder, MANIFEST)
             return folder
-        logger.warning("%s is damaged and passed over: %s", folder, "; ".join(problems))
+        logger.warning("%s is damaged and skipped: %s", folder, "; ".join(problems))
         damage += problems
     pointer = checkpoints / LATEST
     if pointer.exists() and not damage:
         damage = [f"{LATEST} names step {pointer.read_text().strip()}, which is not there"]
     if damage:
-        raise CheckpointError(f"{checkpoints} has no complete checkpoint: {'; '.join(damage)}. {_START_ANEW}")
+        raise CheckpointError(f"{checkpoints} has no complete checkpoint: {'; '.join(damage)}. {_START_OVER}")
     return None
 
 
@@ -216,7 +216,7 @@ def first_whole_part(folders: Sequence[Path], part: str) -> Path:
         problems = verify_checkpoint(folder, part=part)
         if not problems:
             if damage:
-                logger.warning("passed over, since damaged: %s; taking %s", "; ".join(damage), folder / part)
+                logger.warning("skipped, since damaged: %s; taking %s", "; ".join(damage), folder / part)
             return folder / part
         damage += problems
     where = folders[0] if len(folders) == 1 else folders[0].parent
@@ -231,7 +231,7 @@ def _by_step(checkpoints: Path) -> dict[int, Path]:
     try:
         return list_checkpoints(checkpoints)
     except OSError as error:  # such as a loop of links
-        raise CheckpointError(f"{checkpoints} can't be read: {error}. {_START_ANEW}") from error
+        raise CheckpointError(f"{checkpoints} can't be read: {error}. {_START_OVER}") from error
 
 
 def _finish_interrupted_replacements(checkpoints: Path) -> None:
@@ -250,9 +250,9 @@ def read_state(folder: Path) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} can't be read ({error}).") from error
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {path.name} can't be read ({error}).") from error
     if not isinstance(state, dict) or type(state.get("global_step")) is not int:
-        raise CheckpointError(f"{folder} is no complete checkpoint: {path.name} has no global_step.")
+        raise CheckpointError(f"{folder} is not a complete checkpoint: {path.name} has no global_step.")
     return state
 
 

@@ -79,7 +79,7 @@ def deal_mini_batches(
     Which responses form a mini-batch is decided here, over the whole batch, so the number of shards does not change
     any update. A mini-batch that does not divide is filled up with rows whose response_mask is zero: they weigh
     nothing. The counts in `meta_info["mini_batches"]` leave them out, and responses without tokens too. With a seed
-    each epoch deals anew; then the rows of all epochs are laid out one after another, else one layout is passed over
+    each epoch deals again; then the rows of all epochs are laid out one after another, else one layout is passed over
     `meta_info["passes"]` times. With `balance` the rows inside a mini-batch change places so that all shards have
     about as many tokens. `columns_of` gives columns that depend on the mini-batch, from its rows in the order of `data`
     and its number.

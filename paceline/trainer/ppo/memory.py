@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from paceline.config import CriticConfig, ModelConfig, PPOConfig, RewardModelConfig
-from paceline.config.derived import device_pools, rollout_pools, tensor_parallel_size, with_backends
+from paceline.config.derived import (
+    device_pools,
+    pipeline_parallel_size,
+    rollout_pools,
+    run_pools,
+    tensor_parallel_size,
+    with_backends,
+)
 from paceline.trainer.ppo.model_size import FLOAT, Head, ModelSize, available_memory, read_model_size
 from paceline.trainer.ppo.placement import role_to_pool, update_plans
 
@@ -66,7 +73,7 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
     """The estimate for a complete configuration."""
     cfg = with_backends(cfg)
     policy, actor = cfg.actor_rollout_ref.model, cfg.actor_rollout_ref.actor
-    roles, pools, plans = role_to_pool(cfg), device_pools(cfg.trainer), update_plans(cfg)
+    roles, pools, plans = role_to_pool(cfg), run_pools(cfg), update_plans(cfg)
     on_cpu = (cfg.trainer.device or "cpu") == "cpu"
     actor_pool = next(iter(roles.values()))
     wanted: dict[str, tuple[ModelConfig, Head, str]] = {"actor": (policy, "language", actor_pool)}
@@ -89,7 +96,7 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
         size = size.with_head(head)
         section = sections.get(role, actor)
         is_sharded = section.strategy != "local"
-        parallel = tensor_parallel_size(section)
+        parallel = tensor_parallel_size(section) * pipeline_parallel_size(section)
         # megatron's data-parallel ranks hold copies.
         shards = {"local": 1, "megatron": parallel}.get(str(section.strategy), sum(pools[pool]))
         weights = size.parameters(shards) * FLOAT

@@ -76,14 +76,17 @@ def chooses_tokens(config: PPOConfig) -> bool:
     return loss_traits(config.actor_rollout_ref.actor.policy_loss.loss_mode).chooses_tokens
 
 
-def rows_to_check(num_rows: int, seed: int, step: int) -> np.ndarray:
-    """The rows of a step that are computed again, in order: the same for the same seed and step.
+def rows_to_check(response_mask: torch.Tensor, seed: int, step: int) -> np.ndarray:
+    """The rows of a step that are computed again, in order, of those that have a token: the same for the same seed and
+    step.
 
-    >>> rows_to_check(num_rows=64, seed=1, step=1)
+    >>> rows_to_check(torch.ones(64, 8), seed=1, step=1)
     array([15, 17])
     """
+    rows = np.flatnonzero(response_mask.bool().any(dim=-1).numpy())
+    rows = rows if len(rows) else np.arange(len(response_mask))
     generator = np.random.default_rng([seed, zlib.crc32(b"rows to check"), step])
-    return np.sort(generator.permutation(num_rows)[: max(1, round(num_rows * CHECKED_SHARE))])
+    return np.sort(rows[generator.permutation(len(rows))[: max(1, round(len(rows) * CHECKED_SHARE))]])
 
 
 def probs_difference(batch: DataProto, computed: torch.Tensor) -> dict[str, float]:

@@ -29,8 +29,19 @@ from paceline.trainer.ppo.computed_columns import (
     nonfinite_places,
     nonfinite_problem,
 )
+from paceline.trainer.ppo.conversations import (
+    Conversations,
+    conversation_metrics,
+    group_advantages,
+    is_of_conversations,
+    join_labels,
+    last_rows,
+    num_conversations,
+    scored_by_turns,
+    spread_scores,
+)
 from paceline.trainer.ppo.corrected_columns import correct_rollout, high_covariance
-from paceline.trainer.ppo.dealing import call_balanced, deal_mini_batches, share_out
+from paceline.trainer.ppo.dealing import call_balanced, deal_mini_batches, num_mini_batches, share_out
 from paceline.trainer.ppo.dynamic_sampling import refill_groups
 from paceline.trainer.ppo.old_log_probs import (
     LARGEST_DIFFERENCE,
@@ -44,13 +55,14 @@ from paceline.trainer.ppo.old_log_probs import (
 from paceline.trainer.ppo.policy_versions import staleness_metrics, with_versions
 from paceline.trainer.ppo.recorder import Recorder
 from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
-from paceline.trainer.ppo.run_log import RunLog
+from paceline.trainer.ppo.run_log import WAITING, RunLog
 from paceline.trainer.ppo.saving import Checkpoints
 from paceline.trainer.ppo.schedule import Schedule
 from paceline.trainer.ppo.scoring import Scoring, baselines_of, reward_components
 from paceline.trainer.ppo.step import Draw, Step, draw_prompts, make_requests
 from paceline.trainer.ppo.stream import Stream
 from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
+from paceline.trainer.ppo.weight_transfer import WeightTransfer
 from paceline.trainer.ppo.worker_groups import WorkerGroups
 
 logger = logging.getLogger(__name__)
@@ -88,7 +100,8 @@ class Phases:
     ref_policy_wg: RayWorkerGroup
     rm_wg: RayWorkerGroup | None
     rollout_wg: RayWorkerGroup | None
-    num_weight_buckets: int
+    weight_transfer: WeightTransfer | None
+    conversations: Conversations | None
 
     def draw_requests(self, purpose: str, step: int) -> tuple[DataProto, DataProto, Draw]:
         """Requests for the next prompts, their labels, and which prompts they are.
@@ -115,19 +128,23 @@ class Phases:
     def issue_rollout(self, step: Step) -> None:
         """Let the weights of `step.version` sample its responses, perhaps ahead of its turn."""
         with self.log.calls_of(step.number, step.version):
-            step.responses = self.generate(step.requests, version=step.version)
+            step.responses = self.generate(step.requests, step.labels, version=step.version)
             step.greedy = self.generate_greedy(step.requests, step.version)
 
     def generate(
         self,
         requests: DataProto,
+        labels: DataProto,
         sampling: RolloutConfig | ValSamplingConfig | None = None,
         *,
         version: int,
     ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs, by the weights of this version."""
+        """Responses to the requests, with their log-probs, by the weights of this version; or conversations, whose
+        loops read the `labels`."""
         self.set_sampling(requests, sampling)
         requests.meta_info["version"] = version
+        if self.conversations is not None:
+            return self._issued(self.conversations.issue(requests, labels, requests.meta_info["sampling"], version))
         groups = self.groups.generating
         shares = share_out(len(requests), [group.world_size for group in groups])
         parts = [
@@ -152,15 +169,19 @@ class Phases:
         if not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
             return None
         rollout = self.cfg.actor_rollout_ref.rollout
-        return self.generate(requests[:: rollout.n], replace(rollout, do_sample=False), version=version)
+        greedy = replace(rollout, do_sample=False)
+        return self.generate(requests[:: rollout.n], DataProto(), greedy, version=version)
 
     def take_responses(self, step: Step) -> None:
         """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
         assert step.responses is not None  # its rollout was issued
-        responses = step.responses.get()
+        with self.log.phase(WAITING):
+            responses = step.responses.get()
         if "policy_versions" not in responses.batch:
             responses = with_versions(responses, step.version)
-        step.batch = step.labels.select().union(responses)
+        step.batch = join_labels(step.labels, responses)
+        if is_of_conversations(step.batch):
+            step.metrics |= conversation_metrics(step.batch)
         settings = self.cfg.algorithm.filter_groups
         if settings.enable:
             wanted = self.cfg.data.train_batch_size * self.cfg.actor_rollout_ref.rollout.n
@@ -184,7 +205,7 @@ class Phases:
         step.add(draw)
         version = self.schedule.version
         with self.log.calls_of(step.number, version):
-            responses = self.generate(requests, version=version)
+            responses = self.generate(requests, labels, version=version)
         return labels.union(with_versions(responses.get(), version))
 
     def compute_old_log_probs(self, batch: DataProto) -> DataProtoFuture:
@@ -197,7 +218,7 @@ class Phases:
             return DataProtoFuture.of(DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}))
         if not rollout_has_log_probs(self.cfg):
             return self._compute_all_log_probs(batch)
-        rows = batch[rows_to_check(len(batch), self.cfg.trainer.seed, self.global_step)]
+        rows = batch[rows_to_check(batch.batch["response_mask"], self.cfg.trainer.seed, self.global_step)]
         computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, rows)
         return computed.then(lambda answer: self._verified_log_probs(batch, rows, answer))
 
@@ -225,7 +246,7 @@ class Phases:
                 bound,
             )
             return self._compute_all_log_probs(batch).get()
-        left_out = update_has_log_probs(self.cfg, len(batch))
+        left_out = update_has_log_probs(self.cfg, num_conversations(batch))
         tensors = {} if left_out else {"old_log_probs": batch.batch["rollout_log_probs"]}
         return DataProto.from_dict(tensors=tensors, meta_info={"metrics": metrics})
 
@@ -239,15 +260,25 @@ class Phases:
         """The critic's values, where there is a critic."""
         return self._infer(self.critic_wg, self.critic_wg.compute_values, batch) if self.use_critic else None
 
-    def score(self, batch: DataProto) -> DataProtoFuture | None:
-        """Token-level scores; None if dynamic sampling put them there."""
-        return None if "token_level_scores" in batch.batch else self.grade(batch)
+    def score(self, batch: DataProto, graded: DataProtoFuture | None = None) -> DataProtoFuture | None:
+        """Token-level scores; None if dynamic sampling put them there. `graded` if rules were asked before."""
+        return None if "token_level_scores" in batch.batch else self.grade(batch, graded=graded)
 
-    def grade(self, batch: DataProto, *, validation: bool = False) -> DataProtoFuture:
+    def grade(
+        self, batch: DataProto, *, validation: bool = False, graded: DataProtoFuture | None = None
+    ) -> DataProtoFuture:
         """Token-level scores: rules in processes of their own, the reward model on its pool."""
         by_model = self.cfg.reward_model.validate or not validation
         rm_wg = self.rm_wg if by_model else None
-        return self._issued(self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation))
+        if not is_of_conversations(batch):
+            scores = self.scoring.issue(batch, self.groups.reward, rm_wg, validation=validation, graded=graded)
+            return self._issued(scores)
+        rewards = self.cfg.actor_rollout_ref.rollout.agent.rewards
+        if rewards == "turns":
+            return DataProtoFuture.of(scored_by_turns(batch))
+        whole = batch[last_rows(batch)]
+        graded = self._issued(self.scoring.issue(whole, self.groups.reward, rm_wg, validation=validation))
+        return graded.then(lambda scored: spread_scores(batch, scored, with_turns=rewards == "both"))
 
     def score_baselines(self, step: Step) -> DataProtoFuture | None:
         """The score of the greedy response to the same prompt, for each response."""
@@ -289,21 +320,33 @@ class Phases:
             weights = component_weights(algorithm)
             components = reward_components(step.batch, weights) if weights else {}
             step.metrics |= component_metrics(components)
-            step.batch = compute_advantage(
-                step.batch,
-                algorithm.adv_estimator,
-                gamma=algorithm.gamma,
-                lam=algorithm.lam,
-                norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
-                lam_critic=algorithm.lam_critic,
-                lam_length_alpha=algorithm.lam_length_alpha,
-                reward_components=components,
-                component_weights=weights,
-            )
+
+            def with_advantages(rows: DataProto) -> DataProto:
+                return compute_advantage(
+                    rows,
+                    algorithm.adv_estimator,
+                    gamma=algorithm.gamma,
+                    lam=algorithm.lam,
+                    norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+                    lam_critic=algorithm.lam_critic,
+                    lam_length_alpha=algorithm.lam_length_alpha,
+                    reward_components=components if rows is step.batch else reward_components(rows, weights),
+                    component_weights=weights,
+                )
+
+            step.batch = self._compared(step.batch, with_advantages)
             is_left_out = self._leave_out(step, ("token_level_rewards", "advantages", "returns"))
             if algorithm.use_pf_ppo and not is_left_out:
                 seed = self.cfg.trainer.seed
                 step.rows_to_train = draw_rows(step.batch, algorithm.pf_ppo, seed=seed, step=step.number)
+
+    def _compared(self, batch: DataProto, compute: Callable[[DataProto], DataProto]) -> DataProto:
+        """Advantages of the batch: where they compare responses, those of conversations and not of their rows."""
+        needs = estimator_needs(self.cfg.algorithm.adv_estimator)
+        if not is_of_conversations(batch) or not needs.needs_groups or needs.needs_sum_pi_squared:
+            return compute(batch)
+        rewards = self.cfg.actor_rollout_ref.rollout.agent.rewards
+        return group_advantages(batch, compute, by_turns=rewards != "end")
 
     @property
     def _answers(self) -> list[str]:
@@ -355,11 +398,13 @@ class Phases:
         dealt.meta_info["version"] = self.schedule.version + 1
         if self.rollout_wg is None:
             self.rollouts.before_new_weights()
-        update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        with self.log.calls_of(step.number, self.schedule.version + 1):
+            update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
         self.recorder.note_update(step, "actor", self.actor_rollout_wg)
         if self.rollout_wg is not None:
             self.rollouts.before_new_weights()
-        self.send_weights(self.schedule.version + 1)
+        with self.log.calls_of(step.number, self.schedule.version + 1):
+            self.send_weights(self.schedule.version + 1)
         self.rollouts.new_weights()
         return update
 
@@ -371,10 +416,8 @@ class Phases:
     def send_weights(self, version: int) -> None:
         """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
         critic has these devices too."""
-        if self.rollout_wg is None:
-            return
-        buckets = [self.actor_rollout_wg.send_weights(bucket) for bucket in range(self.num_weight_buckets)]
-        self._issued(self.rollout_wg.receive_weights(*buckets, version=version), is_update=True)
+        if self.weight_transfer is not None:
+            self._issued(self.weight_transfer.send(version), is_update=True)
 
     def _issued(self, future: DataProtoFuture, *, is_update: bool = False) -> DataProtoFuture:
         """With less than full overlap, what was issued must end before the next call."""
@@ -411,9 +454,12 @@ class Phases:
         batch = step.batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
         if step.recorded is not None:
             batch = batch.union(DataProto.from_dict({ROW: torch.arange(len(batch))}))
+        rows_per_mini_batch = mini_batch_size * self.cfg.actor_rollout_ref.rollout.n
+        if (conversations := num_conversations(step.batch)) < len(batch):  # more rows, and as many optimizer steps
+            rows_per_mini_batch = -(-len(batch) // num_mini_batches(conversations, rows_per_mini_batch))
         dealt = deal_mini_batches(
             batch if step.rows_to_train is None else batch[step.rows_to_train],
-            rows_per_mini_batch=mini_batch_size * self.cfg.actor_rollout_ref.rollout.n,
+            rows_per_mini_batch=rows_per_mini_batch,
             num_shards=group.world_size,
             epochs=passes,
             shuffle_seed=[self.cfg.trainer.seed, step.number] if section.shuffle else None,

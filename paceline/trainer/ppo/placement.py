@@ -15,12 +15,15 @@ from paceline.config.derived import (
     ACTOR_POOL,
     CRITIC_POOL,
     GLOBAL_POOL,
+    REWARD_MODEL_POOL,
     UPDATE_ROWS,
     Pools,
     actor_goes_by_tokens,
     critic_config,
     device_pools,
+    reward_model_pool,
     rollout_pools,
+    run_pools,
     update_sizes,
     uses_reference,
 )
@@ -39,8 +42,9 @@ def uses_reward_model(cfg: PPOConfig) -> bool:
 
 def plan_pools(cfg: PPOConfig) -> Pools:
     """Devices per node of each pool that has a role; see `idle_devices` for what split placement then leaves over."""
-    pools = device_pools(cfg.trainer)
-    if not (uses_critic(cfg) or uses_reward_model(cfg) or CRITIC_POOL in rollout_pools(cfg.trainer)):
+    pools = run_pools(cfg)
+    scores_there = uses_reward_model(cfg) and REWARD_MODEL_POOL not in pools
+    if not (uses_critic(cfg) or scores_there or CRITIC_POOL in rollout_pools(cfg.trainer)):
         pools.pop(CRITIC_POOL, None)
     return pools
 
@@ -48,7 +52,7 @@ def plan_pools(cfg: PPOConfig) -> Pools:
 def idle_devices(cfg: PPOConfig) -> int:
     """Devices of critic_pool in split placement without critic and reward model: the only ones that a plan leaves
     without a role."""
-    return sum(map(sum, device_pools(cfg.trainer).values())) - sum(map(sum, plan_pools(cfg).values()))
+    return sum(map(sum, run_pools(cfg).values())) - sum(map(sum, plan_pools(cfg).values()))
 
 
 def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
@@ -70,7 +74,7 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
     if uses_critic(cfg):
         roles["Critic"] = critic_pool
     if uses_reward_model(cfg):
-        roles["RewardModel"] = critic_pool
+        roles["RewardModel"] = REWARD_MODEL_POOL if REWARD_MODEL_POOL in run_pools(cfg) else critic_pool
     if generating[-1] != actor_pool:
         roles["Rollout"] = generating[-1]
     return roles
@@ -231,8 +235,10 @@ def placement_picture(cfg: PPOConfig) -> str:
         nodes = [[(pool, count)] for pool, devices in pools.items() for count in devices]
     kind = f" ({trainer.device})" if trainer.device else ""
     lines = [f"Placement: {trainer.placement.name}, {trainer.nnodes} x {trainer.n_gpus_per_node} devices{kind}"]
-    for number, columns in enumerate(nodes):
-        lines += ["", f"  node {number}", *_boxes(columns, roles, cfg.algorithm.adv_estimator)]
+    places = [(f"node {number}", columns) for number, columns in enumerate(nodes)]
+    places += [("on any node", [(REWARD_MODEL_POOL, count)]) for count in reward_model_pool(cfg)]
+    for place, columns in places:
+        lines += ["", f"  {place}", *_boxes(columns, roles, cfg.algorithm.adv_estimator)]
     return "\n".join(lines)
 
 

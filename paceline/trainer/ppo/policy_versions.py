@@ -16,7 +16,8 @@ def with_versions(responses: DataProto, version: int) -> DataProto:
 def staleness_metrics(data: DataProto, version: int) -> dict[str, float]:
     """How many updates lie between the weights that sampled a token and those that train on it, of this `version`.
 
-    Mean and maximum over tokens, and the share of the tokens of each age.
+    Mean and maximum over tokens, and the share of the tokens of each age. Over responses, the mean of the updates while
+    one was sampled, and of those since: what a response that goes on costs, and what one costs that waits.
     """
     mask = data.batch["response_mask"].bool()
     ages = (version - data.batch["policy_versions"])[mask]
@@ -27,7 +28,12 @@ def staleness_metrics(data: DataProto, version: int) -> dict[str, float]:
         f"training/staleness/share_of_tokens/{age}": count / len(ages)
         for age, count in zip(found.tolist(), counts.tolist(), strict=True)
     }
+    is_row, versions = mask.any(dim=-1), data.batch["policy_versions"]
+    last = versions.masked_fill(~mask, -1).amax(dim=-1)[is_row].double()
+    first = versions.masked_fill(~mask, version).amin(dim=-1)[is_row].double()
     return {
+        "training/staleness/in_flight": (last - first).mean().item(),
+        "training/staleness/in_queue": (version - last).mean().item(),
         "training/staleness/mean": ages.double().mean().item(),
         "training/staleness/max": float(ages.max()),
         **shares,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from enum import Enum
@@ -17,8 +17,9 @@ from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
+from paceline.data.rl_dataset import Batch, Item
 from paceline.files import readable_storage_errors
-from paceline.protocol import DataProtoFuture
+from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.ledger import LedgerFile
 from paceline.run_folder import (
     CHECKPOINT_FILE,
@@ -36,6 +37,7 @@ from paceline.trainer.ppo.computed_columns import (
     compute_advantage,
     move_kl_coefficient,
 )
+from paceline.trainer.ppo.conversations import Conversations
 from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.known_names import KnownNames, readable_config
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
@@ -49,13 +51,15 @@ from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.saving import Checkpoints, Resumed
 from paceline.trainer.ppo.schedule import Schedule
-from paceline.trainer.ppo.scoring import Scoring
+from paceline.trainer.ppo.scoring import Scoring, ask_rules
 from paceline.trainer.ppo.step import Step, position_of
 from paceline.trainer.ppo.stream import Stream
 from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
+from paceline.trainer.ppo.weight_transfer import make_weight_transfer
 from paceline.trainer.ppo.worker_groups import WorkerGroups, check_roles
+from paceline.workers.reward_worker import RewardFn
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
 
@@ -80,7 +84,7 @@ def fit(trainer: RayPPOTrainer) -> None:
             old_log_probs = trainer.compute_old_log_probs(step.batch)
             ref_log_probs = trainer.compute_ref_log_probs(step.batch)
             values = trainer.compute_values(step.batch)
-            scores = trainer.score(step.batch)
+            scores = trainer.score(step.batch, step.graded)
             baselines = trainer.score_baselines(step)
             trainer.join(step, old_log_probs, ref_log_probs, values, scores, baselines)
 
@@ -108,13 +112,13 @@ class RayPPOTrainer(Phases, KnownNames):
         role_worker_mapping: Mapping[Enum, type],
         resource_pool_manager: ResourcePoolManager,
         ray_worker_group_cls: type[RayWorkerGroup] = RayWorkerGroup,
-        reward_fn: Any = None,
-        val_reward_fn: Any = None,
+        reward_fn: RewardFn | None = None,
+        val_reward_fn: RewardFn | None = None,
         *,
         train_dataset: Any = None,
         val_dataset: Any = None,
-        processor: Any = None,
-        collate_fn: Callable[[Any], Any] | None = None,
+        processor: object = None,
+        collate_fn: Callable[[Sequence[Item]], Batch] | None = None,
         train_sampler: Iterable[int] | None = None,
         device_name: str | None = None,
     ) -> None:
@@ -136,7 +140,7 @@ class RayPPOTrainer(Phases, KnownNames):
         self.scoring = Scoring(self.cfg, getattr(reward_fn, "has_rule", None))
 
         self.data_files = DataFiles(self.cfg.data, has_own=train_dataset is None)
-        given = {"processor": processor, "collate": collate_fn}
+        given: dict[str, Any] = {"processor": processor, "collate": collate_fn}
         self.train_dataloader = make_train_loader(self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, **given)
         self.val_dataloader = make_val_loader(self.cfg, tokenizer, val_reward_fn, val_dataset, **given)
         trainer = self.cfg.trainer
@@ -162,6 +166,7 @@ class RayPPOTrainer(Phases, KnownNames):
         # val_only on a run that has records leaves them as they are; that run may be going on.
         peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
         self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
+        self.conversations: Conversations | None = None
         self._stop_file = self.run_dir / STOP_FILE
         self._checkpoint_file = self.run_dir / CHECKPOINT_FILE
         self._stopping = False
@@ -183,7 +188,8 @@ class RayPPOTrainer(Phases, KnownNames):
                 n=self.cfg.actor_rollout_ref.rollout.n,
                 on_update=schedule.on_update,
                 sampling=self.set_sampling,
-                waiting=lambda: self.log.phase("wait_for_responses"),
+                grade=self._ask_rules if self.cfg.trainer.overlap == "full" else None,
+                phase=lambda name, **about: self.log.phase(name, **about),
             )
         ahead = Schedule(schedule.max_staleness if schedule.name == "pipelined" else 0, last_step)
         return RolloutsAhead(ahead, self.train_dataloader, self.draw_step, self.issue_rollout)
@@ -193,7 +199,22 @@ class RayPPOTrainer(Phases, KnownNames):
         (group,) = self.groups.generating
         if self.rollout_wg is not None:
             group.start_sampling(self.cfg.trainer.schedule.kv_cache)
-        return RequestPool(group, is_beside=self.rollout_wg is not None)
+        return RequestPool(
+            group,
+            is_beside=self.rollout_wg is not None,
+            places=self.cfg.actor_rollout_ref.rollout.max_num_seqs,
+            is_fixed=self.cfg.trainer.schedule.max_staleness == 0,
+        )
+
+    def _look_after(self) -> None:
+        """While the driver waits, whatever for."""
+        with self.log.calls_of(self.global_step, self.schedule.version):
+            self.rollouts.look_after()
+        self.log.follow()
+
+    def _ask_rules(self, batch: DataProto) -> DataProtoFuture:
+        """Have responses graded that have ended, before their step begins."""
+        return ask_rules(batch, self.groups.reward)
 
     def _send_first_weights(self) -> None:
         """After the models were loaded, perhaps from a checkpoint."""
@@ -213,8 +234,10 @@ class RayPPOTrainer(Phases, KnownNames):
             last_step=self.total_training_steps,
         )
         self._name_groups()
-        if self.rollout_wg is not None:
-            self.num_weight_buckets = self.actor_rollout_wg.count_weight_buckets().get()[0]
+        if self.groups.agents is not None:
+            self.conversations = Conversations(self.groups.agents, self.groups.generating[0])
+        way = self.cfg.actor_rollout_ref.rollout.weight_transfer
+        self.weight_transfer = make_weight_transfer(way, self.actor_rollout_wg, self.rollout_wg)
 
     def _name_groups(self) -> None:
         """The groups by the names that phases and users' code know; None before they start."""
@@ -253,6 +276,7 @@ class RayPPOTrainer(Phases, KnownNames):
                 pool_of_role=self.groups.pool_of_role(),
                 drain_call_records=self.ray_worker_group_cls.drain_call_records,
                 running_calls=self.ray_worker_group_cls.running_calls,
+                queue=self.rollouts.queue,
             )
             with closing(self.log):
                 self._foreign = resumed.folder if resumed is not None and not resumed.is_own else None
@@ -264,7 +288,8 @@ class RayPPOTrainer(Phases, KnownNames):
                     begins = trainer.val_before_train and self.global_step == 0
                     if self.val_dataloader is not None and (begins or trainer.val_only):
                         self.log.write_validation(self.validate())
-                    yield
+                    with self.ray_worker_group_cls.meanwhile(self._look_after):
+                        yield
                 except Exception as error:
                     self._save_what_is_complete(error)
                     self.log.end("failed", error)
@@ -413,10 +438,11 @@ class RayPPOTrainer(Phases, KnownNames):
         with self.log.validating(len(self.val_dataloader.dataset)):
             return validate(
                 self.val_dataloader,
-                lambda requests: self.generate(requests, sampling, version=self.schedule.version),
+                lambda requests, labels: self.generate(requests, labels, sampling, version=self.schedule.version),
                 lambda batch: self.grade(batch, validation=True),
                 self.log,
                 n=sampling.n,
                 seed=self.cfg.trainer.seed,
                 source_key=self.cfg.data.reward_fn_key,
+                by_turns=self.cfg.actor_rollout_ref.rollout.agent.rewards != "end",
             )

@@ -6,7 +6,7 @@ subclassed.) docs/single_controller.md shows how to add one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -72,24 +72,32 @@ class ResourcePoolManager:
         device: str = "cpu",
         cpus_per_device: float = 1.0,
         threads_per_worker: int | None = None,
+        wait_for_nodes_seconds: float = 0.0,
+        apart: Collection[str] = (),
     ) -> None:
         """Make the pool objects. Ray reserves their devices when the first worker group starts.
 
-        One reservation covers all pools, which are cut out of it: pools of one node then really share that node, and
-        pools of several nodes never do.
+        One reservation covers all pools but those that are `apart`, which have one each. The others are cut out of it:
+        pools of one node then really share that node, and pools of several nodes never do.
         """
-        nodes = self._nodes(nnodes)
-        reservation = RayResourcePool(
-            process_on_nodes=nodes,
-            use_gpu=device != "cpu",
-            name_prefix="+".join(self.resource_pool_spec),
-            cpus_per_device=cpus_per_device,
-            threads_per_worker=threads_per_worker,
-            device_name=device,
-        )
-        sizes = [sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values()]
-        names = list(self.resource_pool_spec)
-        self.resource_pool_dict = dict(zip(names, reservation.split(sizes, names), strict=True))
+
+        def reserve(nodes: list[int], name: str) -> RayResourcePool:
+            return RayResourcePool(
+                process_on_nodes=nodes,
+                use_gpu=device != "cpu",
+                name_prefix=name,
+                cpus_per_device=cpus_per_device,
+                threads_per_worker=threads_per_worker,
+                device_name=device,
+                wait_for_nodes_seconds=wait_for_nodes_seconds,
+            )
+
+        together = {name: list(nodes) for name, nodes in self.resource_pool_spec.items() if name not in apart}
+        reservation = reserve(_joint_nodes(list(together.values()), nnodes), "+".join(together))
+        pools = reservation.split([sum(nodes) for nodes in together.values()], list(together))
+        self.resource_pool_dict = dict(zip(together, pools, strict=True))
+        for name in self.resource_pool_spec.keys() - together.keys():
+            self.resource_pool_dict[name] = reserve(list(self.resource_pool_spec[name]), name)
 
     def get_resource_pool(self, role: Enum) -> RayResourcePool:
         """The pool of a role."""
@@ -99,9 +107,9 @@ class ResourcePoolManager:
         """Devices of all pools."""
         return sum(sum(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values())
 
-    def _nodes(self, nnodes: int) -> list[int]:
-        """Devices per node over all pools."""
-        pools = [list(process_on_nodes) for process_on_nodes in self.resource_pool_spec.values()]
-        if nnodes == 1 and all(len(process_on_nodes) == 1 for process_on_nodes in pools):
-            return [self.get_n_gpus()]
-        return [devices for process_on_nodes in pools for devices in process_on_nodes]
+
+def _joint_nodes(pools: list[list[int]], nnodes: int) -> list[int]:
+    """Devices per node over pools that have a reservation together."""
+    if nnodes == 1 and all(len(nodes) == 1 for nodes in pools):
+        return [sum(map(sum, pools))]
+    return [devices for nodes in pools for devices in nodes]

@@ -74,6 +74,9 @@ class RolloutsAhead:
     def before_new_weights(self) -> None:
         """Whoever samples now has begun before."""
 
+    def look_after(self) -> None:
+        """Calls of whole batches need nothing while the driver waits."""
+
     def new_weights(self) -> None:
         """An update of the actor was issued, with the weights for the rollout."""
         self.schedule.updated()
@@ -87,6 +90,14 @@ class RolloutsAhead:
         """Drawn and not yet in the ledger, with those that the loader passed over before them."""
         return sum(step.num_prompts for step in (*self._taken.values(), *self._steps.values()))
 
+    def queue(self) -> dict[str, int] | None:
+        """How many prompts are ahead of the step that trains; None where none ever are. Another thread may ask."""
+        return (
+            {"ahead": sum(step.num_prompts for step in list(self._steps.values()))}
+            if self.schedule.max_staleness
+            else None
+        )
+
     def load(self, saved: Sequence[SavedRollout], folder: Path, *, step: int, version: int) -> None:
         """Go on after `step`, with the responses that a checkpoint has of later ones.
 
@@ -98,7 +109,7 @@ class RolloutsAhead:
             if len(item.get("left", ())) < item.get("size", 0):
                 raise CheckpointError(
                     f"of the prompts of batch {item['step']} some have trained, and some have not: go on with "
-                    "trainer.schedule.name=streaming, or start anew with trainer.resume_mode=disable."
+                    "trainer.schedule.name=streaming, or start over with trainer.resume_mode=disable."
                 )
             ahead = draw_again(item, self._loader, self._draw)
             self._steps[ahead.number] = ahead
@@ -106,7 +117,7 @@ class RolloutsAhead:
                 ahead.version = sampled_by[ahead.number]
                 self._read(ahead, folder)
             else:
-                logger.warning("step %d is sampled anew: its responses would be too stale", ahead.number)
+                logger.warning("step %d is sampled again: its responses would be too stale", ahead.number)
 
     @staticmethod
     def _read(step: Step, folder: Path) -> None:

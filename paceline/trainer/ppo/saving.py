@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import KLController
-from paceline.config import TrainerConfig
+from paceline.config import RunConfig, TrainerConfig
 from paceline.data.changes import DataFiles
 from paceline.data.loader import PromptLoader
 from paceline.errors import CheckpointError, StorageError, WorkerError
@@ -44,7 +44,7 @@ class _Unfinished:
 
     folder: Path
     state: dict[str, Any]
-    ahead: AheadSnapshot | StreamSnapshot
+    ahead: AheadSnapshot | StreamSnapshot | None
     saving: list[DataProtoFuture]
     writing: list[DataProtoFuture] = field(default_factory=list)
 
@@ -65,20 +65,21 @@ class Checkpoints:
 
     `begin` lets every role take a copy of its state, after the updates that were issued before; the files are written
     behind the next rollout. `follow`, called when that rollout was issued, makes the roles wait for their files;
-    `finish` waits for all, with the rollouts that were issued ahead, and only then is the checkpoint complete.
+    `finish` waits for all, with the rollouts that were issued ahead, and only then is the checkpoint complete. A run
+    that samples nothing has neither `kl_ctrl` nor `rollouts`.
     """
 
     def __init__(
         self,
         folder: Path,
-        config: TrainerConfig,
+        config: RunConfig,
         *,
         worker_groups: Mapping[Enum, RayWorkerGroup],
         tokenizer: PreTrainedTokenizerBase,
         dataloader: PromptLoader,
         data_files: DataFiles,
-        kl_ctrl: KLController,
-        rollouts: RolloutsAhead | StreamedRollouts,
+        kl_ctrl: KLController | None = None,
+        rollouts: RolloutsAhead | StreamedRollouts | None = None,
     ) -> None:
         self.folder = folder
         self.config = config
@@ -120,14 +121,14 @@ class Checkpoints:
 
     def begin(self, step: int) -> None:
         """Save everything that the step after this one depends on."""
-        ahead = self._rollouts.snapshot()
+        ahead = None if self._rollouts is None else self._rollouts.snapshot()
         state = {
             "global_step": step,
-            "version": self._rollouts.schedule.version,
-            "rollouts": ahead.state,
             "dataloader": self._dataloader.state_dict(),
             "data_files": self._data_files.at_start,
         }
+        if self._rollouts is not None and ahead is not None:
+            state |= {"version": self._rollouts.schedule.version, "rollouts": ahead.state}
         self._data_files.warn_of_changes()
         with self._readable_failures(step):
             folder = begin_checkpoint(self.folder, step)
@@ -154,11 +155,13 @@ class Checkpoints:
         with self._readable_failures(unfinished.state["global_step"]):
             for future in (*unfinished.saving, *unfinished.writing):
                 future.get()
-            unfinished.ahead.write(unfinished.folder / ROLLOUTS)
+            if unfinished.ahead is not None:
+                unfinished.ahead.write(unfinished.folder / ROLLOUTS)
             # Now, and not when it was begun: the coefficient moves when the updates of its step have ended.
-            state = {**unfinished.state, "kl_ctrl": self._kl_ctrl.state_dict()}
-            complete_checkpoint(unfinished.folder, state)
-            prune_checkpoints(self.folder, self.config.max_actor_ckpt_to_keep, self.config.max_critic_ckpt_to_keep)
+            kl = {} if self._kl_ctrl is None else {"kl_ctrl": self._kl_ctrl.state_dict()}
+            complete_checkpoint(unfinished.folder, unfinished.state | kl)
+            of_critic = self.config.max_critic_ckpt_to_keep if isinstance(self.config, TrainerConfig) else None
+            prune_checkpoints(self.folder, self.config.max_actor_ckpt_to_keep, of_critic)
 
     @contextmanager
     def _readable_failures(self, step: int) -> Iterator[None]:
@@ -207,7 +210,8 @@ class Checkpoints:
         Returns its step, and whether the epoch begins again.
         """
         state = read_state(folder)
-        if lacking := [name for name in ("dataloader", "kl_ctrl") if not isinstance(state.get(name), dict)]:
+        wanted = ["dataloader"] if self._kl_ctrl is None else ["dataloader", "kl_ctrl"]
+        if lacking := [name for name in wanted if not isinstance(state.get(name), dict)]:
             raise CheckpointError(f"{folder} is no complete checkpoint: {STATE} has no {' and no '.join(lacking)}.")
         position = self._data_files.position_after(state, self._dataloader.state_dict())
         groups = self._saved_groups()
@@ -218,18 +222,23 @@ class Checkpoints:
                 f"the algorithm.adv_estimator that it was trained with, or set trainer.resume_mode=disable."
             )
         self.load_roles(folder)
-        self._load_rollouts(folder, state, drops=position != state["dataloader"])
+        if self._rollouts is not None:
+            self._load_rollouts(self._rollouts, folder, state, drops=position != state["dataloader"])
         self._dataloader.load_state_dict(position)
-        self._kl_ctrl.load_state_dict(state["kl_ctrl"])
+        if self._kl_ctrl is not None:
+            self._kl_ctrl.load_state_dict(state["kl_ctrl"])
         return int(state["global_step"]), position != state["dataloader"]
 
-    def _load_rollouts(self, folder: Path, state: dict[str, Any], *, drops: bool) -> None:
+    def _load_rollouts(
+        self, rollouts: RolloutsAhead | StreamedRollouts, folder: Path, state: dict[str, Any], *, drops: bool
+    ) -> None:
         """The steps ahead. Where the data have changed, responses to the old ones go: the epoch begins again."""
         step = int(state["global_step"])
+        assert isinstance(self.config, TrainerConfig)
         warming_up = max(0, self.config.critic_warmup - 1)
         version = state.get("version", max(0, step - warming_up))  # earlier versions of paceline did not save it
         ahead = [] if drops else state.get("rollouts", [])
-        self._rollouts.load(ahead, folder / ROLLOUTS, step=step, version=version)
+        rollouts.load(ahead, folder / ROLLOUTS, step=step, version=version)
 
     def _saved_groups(self) -> dict[str, RayWorkerGroup]:
         """By folder: every role that has a state. Frozen ones have none but their random numbers."""

@@ -77,7 +77,7 @@ class Schedule:
         """Go on after `step`. `sampled_by` says of later steps which version sampled the responses that are there.
 
         Gives those of them that may train; the others might be too old by their turn, as max_staleness may be smaller
-        than before, and are sampled anew.
+        than before, and are sampled again.
         """
         self.step, self.version = step, version
         newest = {later: version + later - step - 1 for later in sampled_by}

@@ -26,7 +26,9 @@ GRADED = ["prompts", "responses", "attention_mask", "response_mask"]
 """What a reward function gets, beside every non-tensor column."""
 
 
-def check_scorable(reward_fn: Any, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False) -> None:
+def check_scorable(
+    reward_fn: object, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False
+) -> None:
     """Raise now, not in the middle of a run, for an unknown data source or a ground truth that can't be used.
 
     A RewardManager that was made without weights is told of the model. A reward function or a dataset of the user's own
@@ -43,6 +45,11 @@ def check_scorable(reward_fn: Any, dataset: Any, source_key: str, *, has_model: 
         reward_fn.check_truths(sources, labels, dataset.ground_truth, dataset.place)
 
 
+def ask_rules(batch: DataProto, reward_wg: RayWorkerGroup, *, validation: bool = False) -> DataProtoFuture:
+    """Have the reward function grade responses."""
+    return reward_wg.compute_reward(batch.select(batch_keys=GRADED), validation=validation)
+
+
 class Scoring:
     """Who scores a response in this run, and how their scores are put together."""
 
@@ -54,13 +61,19 @@ class Scoring:
         self._has_rule = has_rule
 
     def issue(
-        self, batch: DataProto, reward_wg: RayWorkerGroup, rm_wg: RayWorkerGroup | None, *, validation: bool = False
+        self,
+        batch: DataProto,
+        reward_wg: RayWorkerGroup,
+        rm_wg: RayWorkerGroup | None,
+        *,
+        validation: bool = False,
+        graded: DataProtoFuture | None = None,
     ) -> DataProtoFuture:
-        """Start scoring. Without `rm_wg` the reward function alone scores.
+        """Start scoring. Without `rm_wg` the reward function alone scores; `graded` if it was asked before.
 
         The future has `token_level_scores`, the graders' fields of each response in column `EXTRA_INFO`, and metrics.
         """
-        graded = reward_wg.compute_reward(batch.select(batch_keys=GRADED), validation=validation)
+        graded = graded or ask_rules(batch, reward_wg, validation=validation)
         if rm_wg is None:
             return graded.then(lambda result: self._answer(batch, *self._rule_scores(batch, result)))
         by_model = None

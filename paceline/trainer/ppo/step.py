@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from paceline.data.loader import PromptLoader
+from paceline.data.rl_dataset import Batch
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.ledger import DataPosition, Prompts, ranges
 from paceline.schema import REQUEST_COLUMNS
@@ -47,6 +48,8 @@ class Step:
     version: int = 0
     """Of the weights that sample its responses."""
     responses: DataProtoFuture | None = None
+    graded: DataProtoFuture | None = None
+    """What the reward function said of them, where it was asked as they came."""
     greedy: DataProtoFuture | None = None
     """The most likely responses, where a baseline is made of them."""
     batch: DataProto = field(default_factory=DataProto)
@@ -87,7 +90,7 @@ class Step:
         return ranges(trained), {reason: ranges(without), "drop_last": self.skipped}
 
 
-def draw_prompts(loader: PromptLoader, purpose: str) -> tuple[dict[str, Any], Draw]:
+def draw_prompts(loader: PromptLoader, purpose: str) -> tuple[Batch, Draw]:
     """The rows of the next batch, and which they are."""
     before = position_of(loader)
     rows = next(iter(loader))
@@ -110,7 +113,7 @@ def group_name(purpose: str, step: int, place: int) -> str:
 
 
 def make_requests(
-    rows: dict[str, Any], *, n: int, seed: int, purpose: str, step: int, first_row: int = 0
+    rows: Batch, *, n: int, seed: int, purpose: str, step: int, first_row: int = 0
 ) -> tuple[DataProto, DataProto]:
     """Split collated rows into requests for the rollout and labels for the rest, each prompt n times in a row.
 

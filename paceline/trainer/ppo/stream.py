@@ -3,7 +3,7 @@
 A group is the responses to one prompt, named by its draw (a batch of prompts) and its place in that. When step t
 begins, the draws up to t + max_staleness are admitted, so that at most max_staleness + 1 batches are under way. Step t
 takes as many groups as draw t has. In order, it takes those of draw t, and waits for the last of them. Otherwise it
-takes the oldest that have ended; a group that an update makes too old is sampled anew.
+takes the oldest that have ended; a group that an update makes too old is sampled again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Group:
 
 class Stream:
     """The groups under way. Events come as calls, decisions go out: `due` (admit), `ready` (take or wait), `updated`
-    (abort and sample anew).
+    (abort and sample again).
 
     >>> stream = Stream(max_staleness=1, last_step=9, in_order=False)
     >>> for draw in stream.due():
@@ -115,7 +115,7 @@ class Stream:
         return [key for key, group in sorted(self.groups.items()) if group.oldest < too_old]
 
     def renew(self, keys: Sequence[GroupKey]) -> None:
-        """These groups are sampled anew from now on."""
+        """These groups are sampled again from now on."""
         self.groups |= {key: Group(self.version) for key in keys}
 
     @property
@@ -124,7 +124,7 @@ class Stream:
 
     def resume(self, step: int, version: int, sizes: Mapping[int, int], groups: Mapping[GroupKey, int | None]) -> None:
         """Go on after `step`. `sizes` are those of the draws ahead; of each group that is left, `groups` says with
-        which version it began, or None if it is to be sampled anew, as is one that could be too old by its turn."""
+        which version it began, or None if it is to be sampled again, as is one that could be too old by its turn."""
         self.step, self.version, self._sizes = step, version, dict(sizes)
         self.groups = {key: Group(version) for key in groups}
         for key, started in groups.items():

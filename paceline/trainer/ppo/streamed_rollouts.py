@@ -1,7 +1,8 @@
 """Steps of a streaming schedule: prompts are admitted one batch after another, and a step takes groups that have ended.
 
-`Stream` decides; this draws prompts, submits requests, collects responses, and brings both through a checkpoint. A
-checkpoint holds the groups that have ended and wait. Those under way are sampled again after a resume.
+`Stream` decides; this draws prompts, submits requests, collects responses and has them graded as they come, and brings
+all through a checkpoint. A checkpoint holds the groups that have ended and wait. Those under way are sampled again
+after a resume.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from paceline.data.loader import PromptLoader
@@ -21,6 +23,7 @@ from paceline.trainer.ppo.rollouts_ahead import (
     responses_path,
     save_responses,
 )
+from paceline.trainer.ppo.run_log import WAITING
 from paceline.trainer.ppo.step import Step, group_name
 from paceline.trainer.ppo.stream import GroupKey, Stream
 
@@ -28,7 +31,11 @@ NOT_IN_BATCH = {"is_finished", "seeds"}
 
 
 class StreamedRollouts:
-    """Draws that have groups under way. `draw` gives the prompts of one; `on_update` is that of the configuration."""
+    """Draws that have groups under way. `draw` gives the prompts of one; `on_update` is that of the configuration.
+
+    `grade` begins to grade responses, None leaves that to the step. `phase` is around what the driver does here, for
+    the timeline.
+    """
 
     def __init__(
         self,
@@ -40,7 +47,8 @@ class StreamedRollouts:
         n: int,
         on_update: str,
         sampling: Callable[[DataProto], None],
-        waiting: Callable[[], AbstractContextManager[None]],
+        grade: Callable[[DataProto], DataProtoFuture] | None,
+        phase: Callable[..., AbstractContextManager[None]],
     ) -> None:
         self.schedule = stream
         self._loader = loader
@@ -49,10 +57,14 @@ class StreamedRollouts:
         self._n = n
         self._on_update = on_update
         self._set_sampling = sampling
-        self._waiting = waiting
+        self._grade = grade
+        self._phase = phase
         self._draws: dict[int, Step] = {}
         self._rows: dict[GroupKey, dict[int, DataProto]] = defaultdict(dict)
         """Responses that have ended, by the number of the sample."""
+        self._complete: list[GroupKey] = []
+        """Groups of which all responses are there, and that the schedule does not know to have ended."""
+        self._grades: dict[GroupKey, DataProtoFuture] = {}
         self._attempts: Counter[GroupKey] = Counter()
         self._keys: dict[str, tuple[GroupKey, int]] = {}
         """Of the requests under way: group and number of the sample."""
@@ -60,6 +72,8 @@ class StreamedRollouts:
         self._skipped: set[int] = set()
         self._taken: dict[int, Step] = {}
         self._num_renewed = 0
+        self._is_collecting = False
+        """A look after the requests would then take what is waited for."""
         self._pool: RequestPool | None = None
 
     @property
@@ -76,7 +90,8 @@ class StreamedRollouts:
             self.schedule.admit(number, self._size(number))
             self._to_submit += [key for key in self.schedule.unfinished if key[0] == number]
         self._submit()
-        with self._waiting():
+        self._finish_complete()
+        with self._phase(WAITING):
             while not self.schedule.ready():
                 self._collect()
         step = self._step(self.schedule.take())
@@ -89,12 +104,16 @@ class StreamedRollouts:
 
     def before_new_weights(self) -> None:
         """With on_update=finish, no response goes on with other weights than those that it began with."""
-        while self._on_update == "finish" and self.schedule.unfinished:
-            self._collect()
+        if self._on_update == "finish" and self.schedule.unfinished:
+            with self._phase(WAITING):
+                while self.schedule.unfinished:
+                    self._collect()
 
     def new_weights(self) -> None:
         """They were issued: groups that are too old, or that restart, are sampled anew by them."""
+        self._finish_complete()
         too_old = self.schedule.updated()
+        self._finish_complete()
         self._num_renewed += len(too_old)
         restarting = self.schedule.unfinished if self._on_update == "restart" else []
         renewed = sorted({*too_old, *restarting})
@@ -105,6 +124,7 @@ class StreamedRollouts:
             del self._keys[name]
         for key in renewed:
             self._rows.pop(key, None)
+            self._grades.pop(key, None)
             self._attempts[key] += 1
         self.schedule.renew(renewed)
         self._to_submit += [key for key in renewed if key not in self._to_submit]
@@ -122,17 +142,54 @@ class StreamedRollouts:
             groups.append(named_requests(requests, names))
             self._set_sampling(groups[-1])
         if groups:
-            self.pool.submit(groups)
+            with self._phase("admit", prompts=len(groups), version=self.schedule.version):
+                self.pool.submit(groups)
 
     def _collect(self) -> None:
         """Wait for responses; groups that are complete then have ended."""
         wanted = self._n * len(self.schedule.unfinished) if self._on_update == "finish" else self._num_wanted()
-        for row in self.pool.collect(wanted):
+        self._take_in(lambda: self.pool.collect(wanted))
+
+    def look_after(self) -> None:
+        """While the driver waits for something else: have graded what has ended, and no worker idle while others have
+        requests that wait."""
+        if self._keys and self.pool.is_beside and not self._is_collecting:
+            self._take_in(lambda: self.pool.poll(0))
+
+    def _take_in(self, ask: Callable[[], Sequence[DataProto]]) -> None:
+        self._is_collecting = True
+        try:
+            rows = ask()
+        finally:
+            self._is_collecting = False
+        complete = []
+        for row in rows:
             key, sample = self._keys.pop(row.non_tensor_batch.pop("request_id")[0])
             columns = set(row.batch.keys()) - NOT_IN_BATCH
             self._rows[key][sample] = row.select(batch_keys=sorted(columns), meta_info_keys=[])
             if len(self._rows[key]) == self._n:
-                self.schedule.finish(key, min(_oldest(part) for part in self._rows[key].values()))
+                complete.append(key)
+        self._complete += complete
+        self._begin_grading(complete)
+        self._finish_complete()
+
+    def _finish_complete(self) -> None:
+        """Those whose weights the schedule knows of; an update may have been issued that it is about to hear of."""
+        waiting, self._complete = self._complete, []
+        for key in waiting:
+            oldest = min(_oldest(part) for part in self._rows[key].values())
+            if oldest <= self.schedule.version:
+                self.schedule.finish(key, oldest)
+            else:
+                self._complete.append(key)
+
+    def _begin_grading(self, keys: Sequence[GroupKey]) -> None:
+        """In one call, whose answer is shared out among the groups."""
+        if self._grade is None or not keys:
+            return
+        graded = self._grade(self._labels(keys).union(self._responses(keys)))
+        for number, key in enumerate(keys):
+            self._grades[key] = graded.then(partial(_rows_of_group, number=number, n=self._n))
 
     def _num_wanted(self) -> int:
         """Responses that the next step lacks."""
@@ -143,14 +200,19 @@ class StreamedRollouts:
     def _size(self, number: int) -> int:
         return len(self._draws[number].requests) // self._n
 
+    def _labels(self, keys: Sequence[GroupKey]) -> DataProto:
+        return DataProto.concat([self._of_group(self._draws[key[0]].labels, key) for key in keys])
+
+    def _responses(self, keys: Sequence[GroupKey]) -> DataProto:
+        return DataProto.concat([self._rows[key][sample] for key in keys for sample in range(self._n)])
+
     def _of_group(self, data: DataProto, key: GroupKey) -> DataProto:
         return data[key[1] * self._n : (key[1] + 1) * self._n]
 
     def _step(self, keys: Sequence[GroupKey]) -> Step:
         """The groups as a step, in the order in which they were drawn."""
-        parts = [self._rows.pop(key) for key in keys]
-        labels = DataProto.concat([self._of_group(self._draws[key[0]].labels, key) for key in keys])
-        responses = DataProto.concat([part[sample] for part in parts for sample in range(self._n)])
+        labels, responses = self._labels(keys), self._responses(keys)
+        self._begin_grading([key for key in keys if key not in self._grades])  # a checkpoint holds no grades
         names = {key: group_name("training", *key) for key in keys}
         places = {names[key]: self._draws[key[0]].places[names[key]] for key in keys}
         skipped = []
@@ -158,12 +220,14 @@ class StreamedRollouts:
             if draw not in self._skipped:
                 self._skipped.add(draw)
                 skipped += self._draws[draw].skipped
+        grades = [self._grades.pop(key) for key in keys if key in self._grades]
         for key in keys:
-            del self._attempts[key]
+            del self._rows[key], self._attempts[key]
         number = self.schedule.step
         self._forget_draws()
         step = Step(number, DataProto(), labels, places=places, skipped=skipped)
         step.responses = DataProtoFuture.of(responses)
+        step.graded = DataProtoFuture.concat(grades) if grades else None
         step.metrics["training/too_old_groups"], self._num_renewed = float(self._num_renewed), 0
         return step
 
@@ -183,10 +247,16 @@ class StreamedRollouts:
         )
         return taken + skipped + len(self.schedule.groups)
 
+    def queue(self) -> dict[str, int]:
+        """How many prompts are being sampled, and how many have ended and wait to train. Another thread may ask."""
+        ended = [group.is_finished for group in list(self.schedule.groups.values())]
+        return {"sampling": len(ended) - sum(ended), "ended": sum(ended)}
+
     # --------------------------------------------------------------------------------------------- checkpoints
 
     def snapshot(self) -> StreamSnapshot:
         """What a checkpoint of this moment holds."""
+        self._finish_complete()
         groups = self.schedule.groups
         draws: list[SavedRollout] = []
         finished: dict[int, DataProto] = {}
@@ -251,6 +321,10 @@ class StreamSnapshot:
     def write(self, folder: Path) -> None:
         for number, responses in self._finished.items():
             save_responses(responses, responses_path(folder, number))
+
+
+def _rows_of_group(graded: DataProto, *, number: int, n: int) -> DataProto:
+    return graded[number * n : (number + 1) * n]
 
 
 def _oldest(row: DataProto) -> int:

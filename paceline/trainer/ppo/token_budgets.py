@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.config import ModelConfig, PPOConfig, TrainedModelConfig
-from paceline.config.derived import role_pools
+from paceline.config.derived import reward_model_pool, role_pools
 from paceline.trainer.ppo.model_size import Head, available_memory, read_model_size
 
 CPU_TOKENS, ACCELERATOR_TOKENS = 4096, 16384
@@ -43,7 +43,7 @@ def with_token_budgets(cfg: PPOConfig) -> PPOConfig:
         reward_model=replace(
             scorer,
             forward_max_token_len_per_gpu=scorer.forward_max_token_len_per_gpu
-            or token_budget(cfg, scorer.model, "score", critic_pool),
+            or token_budget(cfg, scorer.model, "score", reward_model_pool(cfg) or critic_pool),
         ),
     )
 

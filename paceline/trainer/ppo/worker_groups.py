@@ -10,7 +10,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import ActorConfig, CriticConfig, PPOConfig
-from paceline.config.derived import critic_config, reward_model_config, update_sizes
+from paceline.config.derived import (
+    REWARD_MODEL_POOL,
+    critic_config,
+    policy_config,
+    reward_model_config,
+    update_sizes,
+    uses_agents,
+)
 from paceline.errors import ConfigError, ResourceError
 from paceline.protocol import DataProtoFuture
 from paceline.single_controller.ray import (
@@ -25,18 +32,20 @@ from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.dealing import num_mini_batches
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
+from paceline.workers.agent_worker import AgentWorker
 from paceline.workers.engine_workers import RunContext
-from paceline.workers.reward_worker import RewardWorker
+from paceline.workers.reward_worker import RewardFn, RewardWorker
 
 REWARD_POOL = "reward_pool"
+AGENT_POOL = "agent_pool"
 
 
 def check_roles(
     config: PPOConfig,
     role_worker_mapping: Mapping[Enum, type],
     resource_pool_manager: ResourcePoolManager,
-    reward_fn: Any,
-    val_reward_fn: Any,
+    reward_fn: RewardFn | None,
+    val_reward_fn: RewardFn | None,
 ) -> None:
     """Raise ConfigError for every role, pool and reward function that the run needs and does not have."""
     problems = []
@@ -82,10 +91,16 @@ class WorkerGroups:
         self.group_cls = group_cls
         self.by_role: dict[Enum, RayWorkerGroup] = {}
         self.reward: RayWorkerGroup
+        self.agents: RayWorkerGroup | None = None
         self._pools: list[RayWorkerGroup] = []
 
     def start(
-        self, tokenizer: PreTrainedTokenizerBase, reward_fns: tuple[Any, Any], *, num_prompts: int, last_step: int
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        reward_fns: tuple[RewardFn | None, RewardFn | None],
+        *,
+        num_prompts: int,
+        last_step: int,
     ) -> None:
         """Start all processes and load the models; if that fails, nothing is left behind."""
         try:
@@ -95,6 +110,13 @@ class WorkerGroups:
                 RayClassWithInitArgs(RewardWorker, *reward_fns),
                 name_prefix="reward",
             )
+            rollout = self.config.actor_rollout_ref.rollout
+            if uses_agents(self.config):
+                self.agents = self._start_group(
+                    ProcessPool(rollout.agent.num_workers, AGENT_POOL),
+                    RayClassWithInitArgs(AgentWorker, rollout, self.config.data, tokenizer),
+                    name_prefix="agent",
+                )
             for group in self._pools:
                 group.construct_workers()
             loading = [group.init_model() for group in self.by_role.values() if hasattr(group, "init_model")]
@@ -121,7 +143,7 @@ class WorkerGroups:
     def pool_of_role(self) -> dict[str, str]:
         """By the name of a role: the pool that it runs on."""
         pools = {role_name(role): pool for role, pool in self.resource_pool_manager.mapping.items()}
-        return {**pools, "reward": REWARD_POOL}
+        return {**pools, "reward": REWARD_POOL, "agent": AGENT_POOL}
 
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
@@ -155,6 +177,8 @@ class WorkerGroups:
             device=device,
             cpus_per_device=trainer.cpus_per_device,
             threads_per_worker=trainer.threads_per_worker,
+            wait_for_nodes_seconds=trainer.wait_for_nodes_seconds,
+            apart=[REWARD_MODEL_POOL],
         )
         run = RunContext(
             seed=trainer.seed,
@@ -200,9 +224,9 @@ class WorkerGroups:
     def _class_with_args(self, role: Enum, run: RunContext) -> RayClassWithInitArgs:
         """Our roles get their own section of the config; a user's role gets the whole."""
         config = self.config
-        sections: dict[Enum, Any] = dict.fromkeys(
+        sections: dict[Enum, object] = dict.fromkeys(
             (Role.Actor, Role.Rollout, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy),
-            config.actor_rollout_ref,
+            policy_config(config),
         )
         sections |= {Role.Critic: critic_config(config), Role.RewardModel: reward_model_config(config)}
         return RayClassWithInitArgs(

@@ -80,7 +80,7 @@ def test_a_check_that_breaks_is_a_finding(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr(doctor, "CHECKS", [check_the_moon, doctor.check_python])
     assert cli.main(["doctor"]) == 1
     text = capsys.readouterr().out
-    assert "could not be looked at: OSError: clouds" in text
+    assert "could not be checked: OSError: clouds" in text
     assert "ok  Python" in text
 
 

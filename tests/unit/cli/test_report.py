@@ -35,11 +35,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, capsys: pytest.Captu
         cli.main(["report", str(tmp_path)])
     assert stop.value.code == 1
     assert (
-        "is no folder of a run: it has neither metrics.jsonl nor config.yaml, but notes.txt" in capsys.readouterr().err
+        "is not a folder of a run: it has neither metrics.jsonl nor config.yaml, but notes.txt"
+        in capsys.readouterr().err
     )
     (tmp_path / "empty").mkdir()
     for name, found in (("notes.txt", "it is a file"), ("empty", "it is empty"), ("none", "it does not exist")):
-        with pytest.raises(DataError, match=f"is no folder of a run: {found}"):
+        with pytest.raises(DataError, match=f"is not a folder of a run: {found}"):
             read_run(tmp_path / name, "run", Limits())
     with pytest.raises(DataError, match="named twice"):
         page_data([tmp_path, tmp_path])

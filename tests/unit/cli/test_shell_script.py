@@ -39,6 +39,7 @@ from paceline.cli.shell_script import read_script
         ('A=()\nrun "${A[@]}" x"${A[@]}" "${B:-}"', ["run", "x", ""]),
         ("run $1 ${2:-d} ${3:-d} $#", ["run", "one", "two", "words", "d", "2"]),
         ("a=1024\nb=$((a * 2 + 1))\nrun n=$((b / 2)) m=$(( (a+1) % 10 ))", ["run", "n=1024", "m=5"]),
+        ("run $((-7 / 2)) $((-7 % 2)) $((7 / -2)) $((7 % -2))", ["run", "-3", "-1", "-3", "1"]),
         ("run logger='[\"console\",\"wandb\"]'", ["run", 'logger=["console","wandb"]']),
         ("run files=\"['$HOME/a', '$HOME/b']\"", ["run", "files=['~/a', '~/b']"]),
         ("run a 2>&1 | tee log.txt", ["run", "a"]),
@@ -86,7 +87,7 @@ def test_exports_and_what_was_not_understood_are_said() -> None:
     script = read_script("export A=1 B\nC=2\nexport C\nD=3 run ${!X} $Z\nwhile true; do x; done")
     assert script.exports == {"A": "1", "C": "2", "D": "3"}
     assert any("Z is not set in the script" in remark for remark in script.remarks)
-    assert any("loop is passed over" in remark for remark in script.remarks)
+    assert any("loop is skipped" in remark for remark in script.remarks)
     assert any("is not understood" in remark for remark in script.remarks)
 
 

@@ -25,6 +25,7 @@ CORRECTION = "algorithm.rollout_correction"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 PIPELINED = {"trainer.schedule.name": "pipelined", "trainer.schedule.max_staleness": 2}
 STREAMING = {"trainer.schedule.name": "streaming"}
+TALKS = {f"{ROLLOUT}.multi_turn.enable": True}
 REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
 GDPO = {**GRPO, "algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["acc", "format"]}
@@ -67,7 +68,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.kl_loss_type": "low_var"}, "did you mean low_var_kl?"),
     ({"data.seed": "???"}, "data.seed is marked as missing (???); set it."),
     ({"data.seed": "${trainer.sede}"}, "data.seed can't be resolved: Interpolation key 'trainer.sede'"),
-    ({f"{ACTOR}.use_torch_compile": True}, f"{ACTOR}.use_torch_compile=True is not supported yet"),
+    ({f"{ACTOR}.torchtitan.use_torch_compile": True}, "use_torch_compile=True is not supported yet: models run"),
     # LoRA
     ({f"{MODEL}.lora_rank": -1}, "actor_rollout_ref.model.lora_rank=-1 is out of range; set it to a number >= 0."),
     ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
@@ -117,7 +118,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     # Rollout correction
     ({f"{CORRECTION}.rollout_is": "tokens"}, "did you mean token?"),
-    ({f"{CORRECTION}.rollout_is_threshold": "2_0.5"}, f"{CORRECTION}.rollout_is_threshold=2_0.5 is no threshold"),
+    ({f"{CORRECTION}.rollout_is_threshold": "2_0.5"}, f"{CORRECTION}.rollout_is_threshold=2_0.5 is not a threshold"),
     (
         {f"{CORRECTION}.rollout_is_threshold": True},
         f"{CORRECTION}.rollout_is_threshold wants text or a finite number; got True",
@@ -148,7 +149,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ACTOR}.strategy": "fdsp2"}, f"{ACTOR}.strategy='fdsp2' is not known; did you mean fsdp2?"),
     ({f"{ROLLOUT}.name": "vlm"}, f"{ROLLOUT}.name='vlm' is not known; did you mean vllm?"),
     ({f"{ROLLOUT}.name": "nativ"}, "did you mean native?"),
-    ({"trainer.logger": ["console", "mlflow"]}, "trainer.logger=mlflow is not supported yet; use tensorboard"),
+    ({"trainer.logger": ["console", "comet"]}, "trainer.logger=comet is not supported yet; use tensorboard"),
     ({"trainer.logger": ["tensorbord"]}, "trainer.logger='tensorbord' is not known; did you mean tensorboard?"),
     # Estimators
     *(
@@ -298,7 +299,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"custom_reward_function.path": "{reward}", "custom_reward_function.name": "compute_scores"},
         "custom_reward_function.name=compute_scores: {reward} has no such function; did you mean compute_score?",
     ),
-    ({"custom_reward_function.name": "a b"}, "custom_reward_function.name='a b' is no name of a function"),
+    ({"custom_reward_function.name": "a b"}, "custom_reward_function.name='a b' is not a function's name"),
     ({"trainer.default_local_dir": "{train}"}, "trainer.default_local_dir: {train} is a file."),
     (
         {"trainer.default_local_dir": "{train}/run"},
@@ -427,6 +428,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "trainer.schedule.on_update=finish has no part in trainer.schedule.name=",
     ),
     ({**STREAMING, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; set native or vllm."),
+    (
+        {
+            **STREAMING,
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.engine_kwargs.vllm": {"async_scheduling": True},
+        },
+        "so weights can't change between two; leave it out",
+    ),
     ({**STREAMING, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants greedy responses"),
     (
         {**STREAMING, "algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 2, "algorithm.filter_groups.enable": True},
@@ -442,6 +451,42 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "the rollout is on actor_rollout_ref_pool and critic_pool; name one pool",
     ),
+    (
+        {f"{ROLLOUT}.weight_transfer": "broadcast"},
+        f"{ROLLOUT}.weight_transfer=broadcast: the rollout has the actor's devices and shares its weights",
+    ),
+    (
+        {
+            f"{ROLLOUT}.weight_transfer": "broadcast",
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.name": "split",
+        },
+        "Leave it out, or set trainer.placement.rollout_devices or rollout_on.",
+    ),
+    (
+        {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.strategy": "fsdp", "trainer.n_gpus_per_node": 2},
+        f"{ACTOR}.strategy=fsdp keeps a sequence on one device. Set it to 1, or {ACTOR}.strategy=fsdp2.",
+    ),
+    (
+        {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 3, f"{ACTOR}.strategy": "fsdp2"},
+        "does not divide the 3 devices of global_pool. Set it to one of: 1, 3.",
+    ),
+    ({f"{ACTOR}.ulysses_sequence_parallel_size": 0}, f"{ACTOR}.ulysses_sequence_parallel_size=0 is out of range"),
+    (
+        {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.engine_kwargs.vllm": {"enable_lora": True}},
+        f"{ROLLOUT}.engine_kwargs.vllm: enable_lora=True with {MODEL}.lora_rank=0: vLLM computes adapters of rank 1 to",
+    ),
+    (
+        {
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.engine_kwargs.vllm": {"enable_lora": True},
+            f"{ROLLOUT}.load_format": "dummy",
+            f"{MODEL}.lora_rank": 8,
+        },
+        "only adapters are sent, so vLLM must have read the base weights. Set load_format=auto.",
+    ),
+    ({f"{ROLLOUT}.weight_transfer": "nccl"}, f"{ROLLOUT}.weight_transfer='nccl' is not known"),
+    ({"transfer_queue.enable": True}, "transfer_queue.enable is not supported yet: batches go from process to"),
     ({"trainer.schedule.max_staleness": -1}, "trainer.schedule.max_staleness=-1 is out of range"),
     (
         {"trainer.schedule.max_staleness": 2},
@@ -458,6 +503,44 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         {f"{ROLLOUT}.trust_log_probs": True, f"{ROLLOUT}.do_sample": False},
         f"{ROLLOUT}.trust_log_probs=True with {ROLLOUT}.do_sample=False",
+    ),
+    # Conversations
+    ({f"{ROLLOUT}.multi_turn.format": "herms"}, "did you mean hermes? Known: hermes, json."),
+    ({f"{ROLLOUT}.agent.default_agent_loop": "tool_agnt"}, "did you mean tool_agent?"),
+    ({f"{ROLLOUT}.agent.num_workers": 0}, f"{ROLLOUT}.agent.num_workers=0 is out of range"),
+    ({f"{ROLLOUT}.agent.timeout_seconds": 0}, f"{ROLLOUT}.agent.timeout_seconds=0.0 is out of range"),
+    ({f"{ROLLOUT}.agent.rewards": "turn"}, "did you mean turns?"),
+    ({f"{ROLLOUT}.agent.agent_loop_config_path": "{missing}.yaml"}, f"{ROLLOUT}.agent.agent_loop_config_path"),
+    ({f"{ROLLOUT}.multi_turn.max_assistant_turns": -1}, f"{ROLLOUT}.multi_turn.max_assistant_turns=-1 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_user_turns": -1}, f"{ROLLOUT}.multi_turn.max_user_turns=-1 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_tokens_per_turn": 0}, f"{ROLLOUT}.multi_turn.max_tokens_per_turn=0 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_parallel_calls": 0}, f"{ROLLOUT}.multi_turn.max_parallel_calls=0 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.max_tool_response_length": 0}, "max_tool_response_length=0 is out of range"),
+    ({f"{ROLLOUT}.multi_turn.tool_response_truncate_side": "lft"}, "did you mean left?"),
+    ({f"{ROLLOUT}.multi_turn.tool_config_path": "{missing}.yaml"}, f"{ROLLOUT}.multi_turn.tool_config_path"),
+    ({**TALKS, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; with"),
+    ({**TALKS, **PIPELINED}, "trainer.schedule.name=pipelined is not supported with"),
+    ({**TALKS, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants a greedy response"),
+    ({**TALKS, **GRPO, "algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable=True is not supported"),
+    ({**TALKS, **REWARD_MODEL}, "reward_model.enable=True: a reward model scores one response"),
+    ({**TALKS, "data.custom_cls.path": __file__, "data.custom_cls.name": "Path"}, "they need the raw chat"),
+    (
+        {
+            **TALKS,
+            "trainer.n_gpus_per_node": 2,
+            "trainer.placement.name": "split",
+            "trainer.placement.rollout_on": ["actor_rollout_ref_pool", "critic_pool"],
+        },
+        "the rollout is on one pool; name one.",
+    ),
+    (
+        {
+            **TALKS,
+            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.tensor_model_parallel_size": 2,
+            "trainer.n_gpus_per_node": 2,
+        },
+        f"{ROLLOUT}.tensor_model_parallel_size=2: workers that share an engine sample in step, and a conversation",
     ),
     # Placement
     ({"trainer.placement.name": "split"}, "trainer.placement.name=split wants at least two devices"),

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from paceline.config.derived import actor_goes_by_tokens, backend_for, critic_config, reward_model_config, with_backends
+from paceline.config.derived import (
+    actor_goes_by_tokens,
+    backend_for,
+    critic_config,
+    policy_config,
+    reward_model_config,
+    with_backends,
+)
 from paceline.config.load import load_config
 from paceline.errors import ConfigError
 from paceline.trainer.ppo.placement import (
@@ -55,6 +62,28 @@ def test_devices_are_divided_into_pools(overrides: list[str], pools: dict[str, A
     cfg = config(*overrides)
     assert plan_pools(cfg) == pools
     assert idle_devices(cfg) == 0
+
+
+SCORED = ("reward_model.enable=True", "reward_model.model.path=org/rm", "reward_model.enable_resource_pool=True")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "pools"),
+    [
+        ([], {"global_pool": [4], "reward_model_pool": [4]}),
+        (["reward_model.n_gpus_per_node=2", "reward_model.nnodes=3"], {"reward_model_pool": [2, 2, 2]}),
+        ([SPLIT], {"critic_pool": [2], "reward_model_pool": [4]}),
+        ([SPLIT, *GRPO], {"actor_rollout_ref_pool": [2], "reward_model_pool": [4]}),
+    ],
+)
+def test_the_reward_model_may_have_a_pool_beside_the_others(overrides: list[str], pools: dict[str, Any]) -> None:
+    cfg = config("trainer.n_gpus_per_node=4", *SCORED, *overrides)
+    assert pools.items() <= plan_pools(cfg).items()
+    assert ("critic_pool" in plan_pools(cfg)) == (SPLIT in overrides and not set(GRPO) & set(overrides))
+    assert role_to_pool(cfg)["RewardModel"] == "reward_model_pool"
+    assert role_to_pool(config(*SCORED, "reward_model.enable_resource_pool=False"))["RewardModel"] == "global_pool"
+    alone = config("trainer.n_gpus_per_node=4", *SCORED, "reward_model.n_gpus_per_node=1")
+    assert with_backends(alone).reward_model.strategy == "local"
 
 
 @pytest.mark.parametrize(
@@ -139,3 +168,15 @@ def test_micro_batches_go_by_tokens_unless_their_rows_are_set(
     cfg = load_config({"actor_rollout_ref": {"actor": actor}, "critic": critic})
     assert (actor_goes_by_tokens(cfg.actor_rollout_ref.actor), critic_config(cfg).use_dynamic_bsz) == expected
     assert reward_model_config(cfg).use_dynamic_bsz == expected[0]
+
+
+def test_streaming_has_vllm_begin_no_step_ahead_of_its_time() -> None:
+    """With asynchronous scheduling, its default on GPUs, new weights would come in the middle of a step."""
+    streaming, vllm = "trainer.schedule.name=streaming", "actor_rollout_ref.rollout.name=vllm"
+    more = "actor_rollout_ref.rollout.engine_kwargs.vllm.dtype=bfloat16"
+    for overrides, expected in (
+        ([vllm, more, streaming], {"async_scheduling": False, "dtype": "bfloat16"}),
+        ([vllm, more], {"dtype": "bfloat16"}),
+        ([streaming], {}),
+    ):
+        assert policy_config(config(*overrides)).rollout.engine_kwargs.vllm == expected

@@ -16,8 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+import pytest
+
 import paceline
-from paceline.config import DataConfig, PPOConfig
+from paceline.config import ROOTS, AnyRunConfig, DataConfig, PPOConfig
 from paceline.config.keys import Key, walk_keys
 
 PACKAGE = Path(paceline.__file__).parent
@@ -86,6 +88,12 @@ class Program:
         }
         self.functions = {node.name: node for node in nodes if is_function(node)}
         self.known_annotations: dict[ast.expr, Values] = {}
+        self.aliases = {
+            node.targets[0].id: {name.id for name in ast.walk(node.value) if isinstance(name, ast.Name)}
+            for node in nodes
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and stands_for_types(node.value)
+        }
+        """Unions and type variables, with the names that they stand for."""
 
     def annotated(self, annotation: ast.expr | None) -> Values:
         """The sections and objects that a parameter, attribute or result of this type can be."""
@@ -93,6 +101,8 @@ class Program:
             return NOTHING
         if annotation not in self.known_annotations:
             names = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+            while more := union(frozenset(self.aliases.get(name, ())) for name in names) - names:
+                names |= more
             sections = union(frozenset(self.sections_of[name]) for name in names - {"object"})
             self.known_annotations[annotation] = sections | {Instance(name) for name in names & self.classes.keys()}
         return self.known_annotations[annotation]
@@ -127,7 +137,8 @@ class Program:
         if name in self.classes:
             yield self.classes[name]
             for base in self.classes[name].bases:
-                yield from self.with_bases(getattr(base, "id", ""))
+                named = base.value if isinstance(base, ast.Subscript) else base  # Base[Argument]
+                yield from self.with_bases(getattr(named, "id", ""))
 
     def follow(self) -> set[str]:
         """All keys that are read: attributes are followed until nothing new is found."""
@@ -150,9 +161,8 @@ class Reader(ast.NodeVisitor):
         self.program, self.names, self.owner = program, dict(names), owner
 
     def generic_visit(self, node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.Name | ast.Constant | ast.expr_context | ast.operator | ast.cmpop):
-                self.visit(child)
+        for child in parts(node):
+            self.visit(child)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         for statement in node.body:
@@ -288,9 +298,20 @@ class Reader(ast.NodeVisitor):
             yield self.program.functions[name], False
 
 
+@cache
+def parts(node: ast.AST) -> list[ast.AST]:
+    """What a node is made of and may read a key; each is gone through several times."""
+    nothing = ast.Name | ast.Constant | ast.expr_context | ast.operator | ast.cmpop
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, nothing)]
+
+
 def called(call: ast.Call) -> str:
     """The last name of what is called."""
     return getattr(call.func, "attr", None) or getattr(call.func, "id", "")
+
+
+def stands_for_types(node: ast.expr) -> bool:
+    return isinstance(node, ast.BinOp) or (isinstance(node, ast.Call) and called(node) == "TypeVar")
 
 
 def union(values: Iterable[Values]) -> Values:
@@ -330,6 +351,13 @@ def unread_with_one_more() -> list[str]:
 
 def test_every_key_is_read_from_its_own_section() -> None:
     assert set(unread_with_one_more()) <= {"data.temperature"}
+
+
+@pytest.mark.parametrize("root", ROOTS[1:], ids=lambda root: root.__name__)
+def test_every_key_of_training_on_texts_is_read(root: type[AnyRunConfig]) -> None:
+    program = Program(root(), list(modules().values()), acting_modules())
+    read = program.follow()
+    assert [name for name in program.keys if name not in program.sections and name not in read] == []
 
 
 def test_a_key_that_is_read_from_another_section_only_is_found() -> None:

@@ -122,7 +122,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.sampled_from(["trainer.nnodes", "trainer.logger", "data", "algorithm.gamma", "ray_kwargs.ray_init"]), VALUES)
 def test_what_needs_no_resolving_is_read_as_omegaconf_would_give_it(key: str, value: object):
     def outcome() -> str:

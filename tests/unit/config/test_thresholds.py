@@ -10,7 +10,7 @@ from paceline.errors import ConfigError
     "value", ["", "x", "0", "-1", "2_1", "0_1", "0.5_", "_2", "1_2_30", "nan", "inf", "0.5_inf", True]
 )
 def test_what_is_no_threshold_is_refused(value: str | float) -> None:
-    with pytest.raises(ConfigError, match="is no threshold: write a number above 0, or two as low_up"):
+    with pytest.raises(ConfigError, match="is not a threshold: write a number above 0, or two as low_up"):
         read_bounds(value)
 
 

@@ -92,7 +92,7 @@ def test_a_class_gets_what_it_takes_by_keyword(classes: str, file: str) -> None:
     ("name", "said"),
     [
         ("Bare", "has input_ids: NoneType. It must be a tensor of data.max_prompt_length=8"),
-        ("Wants", "data.custom_cls.name=Wants wants the argument bucket."),
+        ("Wants", "data.custom_cls.name=Wants needs the argument bucket."),
         ("Missing", "data.custom_cls.name=Missing: "),
     ],
 )

@@ -183,3 +183,34 @@ def test_a_wide_column_does_not_fill_the_memory(tmp_path):
     assert cut[1:] == [100, 100_000]
     assert repeated[1:] == [2500, 100_000]  # stored once, so it counts as small, is kept, and must stay small
     assert max(left_out[0], cut[0], repeated[0]) < 60, (left_out, cut, repeated)
+
+
+def with_footer(content: bytes, footer: bytes) -> bytes:
+    """A parquet file with another footer."""
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    return content[:start] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def test_a_footer_that_is_damaged_far_behind_is_an_error_and_does_not_end_the_process(tmp_path):
+    """The last of many row groups says of a column that its lists have one level, and not three."""
+    rows = [{"prompt": "hi", "reward_model": {"ground_truth": str(number)}} for number in range(40)]
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=1)
+    content = file.read_bytes()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    levels = footer.rindex(b"\x19\x36")  # thrift: field 1 further, a list of three whole numbers
+    file.write_bytes(with_footer(content, footer[:levels] + b"\x19\x16" + footer[levels + 4 :]))
+    with pq.ParquetFile(file) as damaged, pytest.raises(OSError, match="histogram size mismatch"):
+        next(damaged.iter_batches(1, row_groups=[39]))
+    with pytest.raises(DataError, match=r"a\.parquet can't be read as parquet: .*histogram size mismatch"):
+        read(file)
+
+
+def test_a_footer_whose_groups_have_other_rows_than_the_file_is_an_error(tmp_path):
+    file = write(tmp_path / "a.parquet", rows=5)
+    content = file.read_bytes()
+    footer = content[-8 - int.from_bytes(content[-8:-4], "little") : -8]
+    assert footer.count(b"\x16\x0a") >= 2, "5 rows, as thrift writes them"
+    file.write_bytes(with_footer(content, footer.replace(b"\x16\x0a", b"\x16\x09", 1)))
+    with pytest.raises(DataError, match=r"a\.parquet is a damaged parquet file: its groups do not have the -5 rows"):
+        read(file)

@@ -220,7 +220,7 @@ def test_malformed_prompt_names_file_and_row(tmp_path, prompts):
 
 
 def test_prompts_that_are_neither_chats_nor_strings_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"row 0 of .*'5'.*string, or a chat"):
+    with pytest.raises(DataError, match=r"row 0 of .* is 5\. Column .*string, or a chat"):
         RLHFDataset(write(tmp_path / "a.parquet", prompt=[5]), TOKENIZER, config())
 
 

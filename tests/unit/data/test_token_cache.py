@@ -255,7 +255,7 @@ def test_a_damaged_or_foreign_file_is_made_anew_with_a_warning(file, cache, logg
     logged.clear()
     assert read(file, tokenizer) == first
     (warning,) = [record.message for record in logged.records if record.levelno == logging.WARNING]
-    assert f"{cached} can't be used and are made anew" in warning
+    assert f"{cached} can't be used and are made again" in warning
     logged.clear()
     assert read(file, tokenizer) == first
     assert was_cached(logged)

@@ -99,3 +99,18 @@ def test_a_rank_with_too_few_rows_has_passes_without_rows() -> None:
 
 def test_rows_that_attend_to_nothing_have_a_place_too() -> None:
     assert sorted(split([(0, 0), (0, 0), (3, 3)], 7, packed=True)) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("size", [{"size": 2, "max_tokens": None}, {"size": None, "max_tokens": 9}])
+def test_rows_of_a_group_stay_together_and_in_their_order(packed: bool, size: dict[str, int | None]) -> None:
+    lengths = torch.tensor([1, 2, 6, 3, 2, 2, 1, 5])
+    attention_mask = (torch.arange(6) >= 6 - lengths[:, None]).long()
+    parts = split_micro_batches(attention_mask, **size, rows_per_group=2, packed=packed)
+    rows = [part.view(-1, 2).tolist() for part in parts if part is not None]
+    assert sorted(pair for part in rows for pair in part) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    if size["max_tokens"]:
+        for part in parts:
+            assert part is not None
+            tokens = int(lengths[part].sum()) if packed else int(lengths[part].max()) * len(part)
+            assert tokens <= 9 or len(part) == 2

@@ -13,6 +13,7 @@ import ray
 from ray._private import ray_constants, state, worker
 from ray._private.node import Node
 from ray._private.services import ProcessInfo, canonicalize_bootstrap_address
+from ray.actor import ActorHandle
 from ray.core.generated.common_pb2 import ActorDeathCause
 from ray.experimental import internal_kv
 
@@ -61,6 +62,7 @@ def test_what_needs_a_running_ray_has_the_names_and_arguments_that_we_use() -> N
     assert callable(Node.get_session_dir_path)
     assert "process" in ProcessInfo._fields
     assert "self.all_processes" in inspect.getsource(Node.__init__)
+    assert "return self._ray_actor_id" in inspect.getsource(ActorHandle._actor_id.fget)
     assert worker._global_node is None
     assert (ray_private.session_folder(), ray_private.started_processes()) == (None, {})
 

@@ -100,3 +100,26 @@ def test_a_dump_that_fails_on_the_way_leaves_the_old_file(tmp_path: Path, monkey
     with pytest.raises(OSError, match="disk full"):
         dump_generations(tmp_path, 1, [{"n": 2}])
     assert json.loads(path.read_text()) == {"n": 1}
+
+
+def test_a_conversation_is_told_turn_by_turn(batch: DataProto) -> None:
+    ids = torch.tensor([[12, 1, 9, 8, 10], [11, 1, 0, 0, 0]])
+    attended = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
+    talk = DataProto.from_dict(
+        tensors={
+            "prompts": batch.batch["prompts"],
+            "responses": ids,
+            "attention_mask": torch.cat([batch.batch["attention_mask"][:, :5], attended], dim=1),
+            "response_mask": torch.tensor([[1, 1, 0, 0, 1], [1, 1, 0, 0, 0]]),
+            "turn_scores": torch.tensor([[0, 0.5, 0, 0, 2.0], [0, 0, 0, 0, 0]]),
+            "conversation": torch.tensor([0, 1]),
+            "token_level_scores": torch.ones(2, 5),
+        }
+    )
+    first, second = generation_rows(talk, make_tiny_tokenizer(), step=1)
+    assert first["turns"] == [
+        {"by": "model", "text": "9<eos>", "tokens": 2, "reward": 0.5},
+        {"by": "read", "text": "65", "tokens": 2},
+        {"by": "model", "text": "7", "tokens": 1, "reward": 2.0},
+    ]
+    assert [turn["by"] for turn in second["turns"]] == ["model"]

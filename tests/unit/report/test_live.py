@@ -65,6 +65,19 @@ def test_a_run_with_stale_responses_shows_how_stale(tmp_path: Path) -> None:
     assert dict(view.rows())["staleness"] == "1.50 updates, 2 at most"
 
 
+def test_a_rollout_that_is_ahead_shows_its_queue_and_who_waits_for_whom(tmp_path: Path) -> None:
+    view = RunView(tmp_path)
+    write_status(tmp_path, queue={"sampling": 12, "ended": 4}, waits="rollout")
+    rows = dict(view.rows())
+    assert rows["queue"] == "12 prompts sampling, 4 prompts ended"
+    assert rows["waiting"] == "the rollout for the training"
+    write_status(tmp_path, queue={"ahead": 8})
+    rows = dict(view.rows())
+    assert (rows["queue"], rows["waiting"]) == ("8 prompts ahead", "neither side")
+    write_status(tmp_path)
+    assert not {"queue", "waiting"} & dict(view.rows()).keys()
+
+
 def test_a_validation_shows_how_far_it_is(tmp_path: Path) -> None:
     view = RunView(tmp_path)
     write_status(tmp_path, validation=[32, 64])

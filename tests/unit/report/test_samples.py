@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.report.samples import LONGEST_TEXT, SampleFiles, read_samples, sample_files
+from paceline.report.samples import LONGEST_TEXT, SampleFiles, cut_value, read_samples, sample_files
 
 
 def row(text: str) -> dict[str, object]:
@@ -53,3 +53,15 @@ def test_a_run_keeps_four_responses_of_a_step_and_of_a_validation(finished_run: 
         3: ["training"] * 4,
         4: ["training"] * 4 + ["validation"] * 4,
     }
+
+
+def test_of_a_conversation_each_text_is_cut() -> None:
+    turns = [{"by": "model", "text": "x" * 90, "tokens": 90, "reward": 1.0}, {"by": "read", "text": "y", "tokens": 1}]
+    first, second = cut_value(turns, longest=20)  # type: ignore[misc]
+    assert first == {
+        "by": "model",
+        "text": f"{'x' * 10} [70 characters left out] {'x' * 10}",
+        "tokens": 90,
+        "reward": 1.0,
+    }
+    assert second == turns[1]

@@ -207,7 +207,10 @@ def test_on_a_cpu_the_cache_is_as_large_as_full_responses_need(folder: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("max_seqs", "vllm.max_seqs is no argument of vLLM's LLM"), ("model", "vllm.model is set by the engine itself")],
+    [
+        ("max_seqs", "vllm.max_seqs is not an argument of vLLM's LLM"),
+        ("model", "vllm.model is set by the engine itself"),
+    ],
 )
 def test_arguments_that_vllm_can_not_have_are_named(folder: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

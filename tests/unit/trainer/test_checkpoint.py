@@ -241,7 +241,7 @@ def test_a_state_that_says_no_step_is_damage_also_without_a_manifest(tmp_path: P
     assert latest_checkpoint(tmp_path) == step_folder(tmp_path, 2)
     with pytest.raises(CheckpointError, match="global_step_3 can't be resumed from"):
         require_intact(broken)
-    with pytest.raises(CheckpointError, match="is no complete checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
         read_state(broken)
 
 

@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from paceline.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV, get_ppo_ray_runtime_env, merged_runtime_env
+from paceline.errors import ConfigError
+from paceline.trainer.constants_ppo import (
+    PPO_RAY_RUNTIME_ENV,
+    get_ppo_ray_runtime_env,
+    merged_runtime_env,
+    without_those_of_the_job,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -41,11 +47,6 @@ def test_the_users_runtime_env_wins_over_the_shell_and_keeps_its_other_parts(mon
     assert user["env_vars"] == {"NCCL_DEBUG": "TRACE", "MINE": 3}
 
 
-def test_the_transfer_queue_is_switched_on_by_a_variable():
-    assert merged_runtime_env(transfer_queue=True)["env_vars"]["TRANSFER_QUEUE_ENABLE"] == "1"
-    assert "TRANSFER_QUEUE_ENABLE" not in merged_runtime_env()["env_vars"]
-
-
 def test_variables_that_a_submitted_job_carries_are_left_to_it(monkeypatch: pytest.MonkeyPatch):
     """Ray refuses what both `ray job submit` and its driver set."""
     job = {"runtime_env": {"env_vars": {"NCCL_DEBUG": "INFO", "MINE": "1"}}, "metadata": {}}
@@ -55,3 +56,19 @@ def test_variables_that_a_submitted_job_carries_are_left_to_it(monkeypatch: pyte
     assert variables == {k: v for k, v in PPO_RAY_RUNTIME_ENV["env_vars"].items() if k != "NCCL_DEBUG"}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"runtime_env": None}))
     assert merged_runtime_env()["env_vars"]["NCCL_DEBUG"] == "INFO"
+
+
+def test_what_a_user_and_the_submitted_job_set_alike_is_left_to_the_job_and_what_differs_is_named_without_its_value(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    job = {"runtime_env": {"env_vars": {"MINE": "1", "HF_TOKEN": "secret"}, "working_dir": "a", "pip": ["x"]}}
+    user = {"env_vars": {"MINE": 1, "OTHER": "2"}, "working_dir": "a", "config": {}}
+    assert without_those_of_the_job(user) == {"env_vars": {"MINE": "1", "OTHER": "2"}, "working_dir": "a", "config": {}}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps(job))
+    assert without_those_of_the_job(user) == {"env_vars": {"OTHER": "2"}, "config": {}}
+    with pytest.raises(ConfigError) as caught:
+        without_those_of_the_job({"env_vars": {"HF_TOKEN": "another secret"}, "pip": ["y"]})
+    assert [problem.split()[0] for problem in caught.value.problems] == [
+        "ray_kwargs.ray_init.runtime_env.pip", "ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN",
+    ]  # fmt: skip
+    assert "secret" not in str(caught.value)

@@ -11,12 +11,6 @@ from paceline.errors import ConfigError
 from paceline.trainer import evaluation
 from paceline.trainer.evaluation import evaluate, summarize
 from paceline.trainer.saved_policy import SamplingOptions, SavedPolicy
-from tests.runs import make_material
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(scope="module")

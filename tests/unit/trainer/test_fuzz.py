@@ -228,13 +228,13 @@ def fuzz(num_cases: int) -> Any:
     )
 
 
-@fuzz(50)
+@fuzz(100)
 @given(changes=CHANGES)
 def test_any_configuration_ends_in_a_plan_or_a_message(material: Path, changes: dict[str, Any]) -> None:
     check_config(material, changes)
 
 
-@fuzz(50)
+@fuzz(100)
 @given(file=data_files(), as_validation=st.booleans())
 def test_any_data_file_ends_in_a_plan_or_a_message(
     material: Path, file: tuple[str, bytes], as_validation: bool

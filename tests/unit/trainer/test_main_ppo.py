@@ -88,7 +88,7 @@ def test_run_ppo_refuses_what_ray_init_does_not_take(good: dict[str, Any], monke
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(ConfigError, match=r"ray_init.num_cpu is no argument of ray.init; did you mean num_cpus\?"):
+    with pytest.raises(ConfigError, match=r"ray_init.num_cpu is not an argument of ray.init; did you mean num_cpus\?"):
         run_ppo({**good, "ray_kwargs": {"ray_init": {"num_cpu": 2}}})
 
 

@@ -74,15 +74,24 @@ def test_the_only_update_on_a_batch_computes_its_old_log_probs_itself() -> None:
 
 @given(st.integers(1, 5000), st.integers(0, 2**32), st.integers(1, 10**6))
 def test_a_small_share_of_the_rows_is_checked_each_once_and_reproducibly(rows: int, seed: int, step: int) -> None:
-    chosen = rows_to_check(rows, seed, step)
+    mask = torch.ones(rows, 1)
+    chosen = rows_to_check(mask, seed, step)
     assert 1 <= len(chosen) <= max(1, rows // 16)
     assert list(chosen) == sorted({*chosen.tolist()})
     assert 0 <= chosen[0] <= chosen[-1] < rows
-    assert np.array_equal(chosen, rows_to_check(rows, seed, step))
+    assert np.array_equal(chosen, rows_to_check(mask, seed, step))
 
 
 def test_in_time_every_row_is_checked() -> None:
-    assert {row for step in range(400) for row in rows_to_check(64, 1, step).tolist()} == {*range(64)}
+    mask = torch.ones(64, 3)
+    assert {row for step in range(400) for row in rows_to_check(mask, 1, step).tolist()} == {*range(64)}
+
+
+def test_a_row_without_a_token_is_not_checked() -> None:
+    mask = torch.zeros(64, 3)
+    mask[[5, 9], 1] = 1
+    assert {row for step in range(50) for row in rows_to_check(mask, 1, step).tolist()} == {5, 9}
+    assert len(rows_to_check(torch.zeros(64, 3), 1, 1)) == 2
 
 
 def test_the_difference_counts_response_tokens_only() -> None:

@@ -117,6 +117,14 @@ def test_the_picture_shows_nodes_pools_devices_and_roles():
     ]
 
 
+def test_the_picture_has_the_reward_models_own_pool_wherever_that_may_be() -> None:
+    own = ("reward_model.enable=True", "reward_model.model.path=org/rm", "reward_model.enable_resource_pool=True")
+    picture = placement_picture(config("trainer.n_gpus_per_node=2", *own, "reward_model.nnodes=2"))
+    assert (
+        picture.count("  on any node\n  +-------------------+\n  | reward_model_pool |\n  | [0] [1]           |") == 2
+    )
+
+
 def test_the_picture_has_a_box_for_every_node():
     picture = placement_picture(config("trainer.nnodes=2", "trainer.n_gpus_per_node=2", SPLIT, "trainer.device=cpu"))
     assert "2 x 2 devices (cpu)" in picture

@@ -15,16 +15,11 @@ import pytest
 from paceline.errors import ConfigError, DataError, PacelineError, UnknownDataSourceError
 from paceline.trainer import preflight
 from paceline.trainer.main_ppo import run_ppo
-from tests.runs import as_omegaconf, as_overrides, base_config, make_material, write_sums
+from tests.runs import as_omegaconf, as_overrides, base_config, write_sums
 from tests.tiny import make_tiny_model, make_tiny_tokenizer
 
 CHAT = [{"role": "user", "content": "1+1="}]
 ROW = {"prompt": CHAT, "data_source": "openai/gsm8k", "reward_model": {"ground_truth": "2"}}
-
-
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_material(tmp_path_factory.mktemp("material"))
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +49,15 @@ def rows_file(path: Path, *changes: dict[str, Any]) -> str:
 def test_good_data_give_a_plan(material: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dry_run(material)
     assert "responses per optimizer step" in capsys.readouterr().out
+
+
+def test_the_split_example_looks_at_its_data_too(material: Path, tmp_path: Path) -> None:
+    from examples.split_placement.main_ppo_split import SplitTaskRunner
+
+    file = rows_file(tmp_path / "odd.parquet", {"prompt": 3})
+    config = base_config(material, tmp_path / "run", trainer__dry_run=True, data__train_files=file)
+    with pytest.raises(DataError, match=r"The prompt in row 0 of .*odd\.parquet is 3\. Column"):
+        run_ppo(as_omegaconf(config), SplitTaskRunner)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +165,41 @@ def test_wandb_without_a_login_is_told(material: Path, tmp_path: Path, monkeypat
         monkeypatch.delenv(name, raising=False)
     cfg = preflight.PPOConfig()
     cfg = preflight.dataclasses.replace(cfg, trainer=preflight.dataclasses.replace(cfg.trainer, logger=["wandb"]))
-    [text] = preflight._login_problems(cfg)
+    [text] = preflight.login_problems(cfg)
     assert text.startswith("trainer.logger=wandb has no login for api.wandb.ai. Run `wandb login`")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    assert not list(preflight._login_problems(cfg))
+    assert not list(preflight.login_problems(cfg))
     monkeypatch.delenv("WANDB_MODE")
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password abcdefgh\n")
     (tmp_path / ".netrc").chmod(0o600)
+    assert not list(preflight.login_problems(cfg))
+
+
+def test_a_model_of_images_is_refused_where_there_is_none_of_its_text(material: Path, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    for kind, is_refused in (("qwen2_5_vl", True), ("qwen2", False)):
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": kind, "vision_config": {"depth": 2}}))
+        if is_refused:
+            text = problem(material, ConfigError, actor_rollout_ref__model__path=str(folder))
+            assert "is a model of images and text (qwen2_5_vl), which is not supported yet: prompts are text." in text
+        else:
+            dry_run(material, actor_rollout_ref__model__path=str(folder))
+
+
+def test_swanlab_without_a_login_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("SWANLAB_API_KEY", "SWANLAB_MODE", "SWANLAB_ROOT", "SWANLAB_SAVE_DIR", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    cfg = preflight.PPOConfig()
+    cfg = preflight.dataclasses.replace(cfg, trainer=preflight.dataclasses.replace(cfg.trainer, logger=["swanlab"]))
+    [text] = preflight._login_problems(cfg)
+    assert text.startswith("trainer.logger=swanlab has no login. Run `swanlab login`")
+    monkeypatch.setenv("SWANLAB_MODE", "offline")
+    assert not list(preflight._login_problems(cfg))
+    monkeypatch.delenv("SWANLAB_MODE")
+    (tmp_path / ".swanlab").mkdir()
+    (tmp_path / ".swanlab/.netrc").write_text("machine api.swanlab.cn login user password abcdefgh\n")
     assert not list(preflight._login_problems(cfg))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline import external
 from paceline.errors import ConfigError
 from paceline.trainer.ppo.checkpoint import begin_checkpoint, complete_checkpoint
 from paceline.trainer.saved_policy import SamplingOptions, SavedPolicy, find_model
@@ -21,7 +22,7 @@ def test_steps_name_checkpoints_and_0_the_first_model(finished_run: Path) -> Non
         find_model(str(checkpoints / "global_step_2"), 4)
     with pytest.raises(ConfigError, match="no checkpoint of step 3; it has 2, 4"):
         find_model(str(finished_run), 3)
-    with pytest.raises(ConfigError, match="is no folder of a run"):
+    with pytest.raises(ConfigError, match="is not a folder of a run"):
         find_model(str(finished_run.parent / "model"), 3)
 
 
@@ -66,6 +67,23 @@ def test_a_secret_that_the_reward_needs_is_asked_for(tmp_path: Path, monkeypatch
     monkeypatch.setenv("JUDGE_KEY", "abc")
     given = find_model(str(tmp_path), None).config.custom_reward_function.reward_kwargs
     assert given == {"judge": {"api_key": "abc"}, "url": "http://a"}
+
+
+def test_the_module_of_a_run_is_imported_since_it_may_have_the_scorers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external, "_imported", {})
+    folder = begin_checkpoint(tmp_path / "checkpoints", 2)
+    (folder / "actor").mkdir()
+    (folder / "actor/config.json").touch()
+    complete_checkpoint(folder, {"global_step": 2})
+    module = tmp_path / "a_runs_module.py"
+    (tmp_path / "config.yaml").write_text(f"actor_rollout_ref: {{model: {{external_lib: '{module}'}}}}\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml: .*external_lib=.*a_runs_module.py can't be imported"):
+        find_model(str(tmp_path), None)
+    module.write_text("")
+    find_model(str(tmp_path), None)
+    assert external.imported_modules() == (str(module),)
 
 
 def test_prompts_take_no_more_memory_than_their_own_tokens(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class SimulatedRun:
             raise DeathError
 
     def begin(self) -> None:
-        """Start anew, or go on from the checkpoint: its lines, its place in the data, what was ahead."""
+        """Start over, or go on from the checkpoint: its lines, its place in the data, what was ahead."""
         self.schedule = Schedule(self.k, self.last_step)
         self.epoch, self.place, self.ahead, done = 0, 0, {}, 0
         if self.saved is not None:

@@ -20,7 +20,7 @@ from paceline.config import (
     RewardModelConfig,
     RolloutConfig,
 )
-from paceline.engine import register_engine
+from paceline.engine import EngineSpec, register_engine
 from paceline.protocol import DataProto
 from paceline.workers.engine_workers import ActorRolloutRefWorker, RunContext, TrainingWorker
 from tests.contract.engine_scenarios import PROMPT_WIDTH, make_mini_batch
@@ -111,6 +111,28 @@ def test_the_critic_has_budgets_of_its_own(
     worker.update_critic(make_data())
     assert worker.engine.asked == [values]
     assert asked == [update]
+
+
+def test_each_role_shares_sequences_between_as_many_devices_as_its_section_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    class Noted:
+        def __init__(self, spec: EngineSpec) -> None:
+            asked.append((spec.kind, spec.ulysses_sequence_parallel_size))
+
+        def initialize(self) -> None:
+            pass
+
+    monkeypatch.setattr("paceline.workers.role_worker.get_engine", lambda name: Noted)
+    for name in ("load_tokenizer", "JudgedText"):
+        monkeypatch.setattr(f"paceline.workers.engine_workers.{name}", lambda *_, **__: None)
+    policy = ActorRolloutRefConfig(actor=ActorConfig(ulysses_sequence_parallel_size=4))
+    ActorRolloutRefWorker(policy, "actor_ref", RUN).init_model()
+    TrainingWorker(CriticConfig(ulysses_sequence_parallel_size=2), "critic", RUN).init_model()
+    TrainingWorker(RewardModelConfig(ulysses_sequence_parallel_size=8), "rm", RUN).init_model()
+    assert asked == [("causal_lm", 4), ("causal_lm", 4), ("value", 2), ("sequence_classification", 8)]
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,24 @@ def test_weights_that_come_in_a_call_are_those_of_all_further_tokens(engine, tur
         assert completion.versions == [0] * at + [7] * (24 - at)
 
 
+def test_it_says_when_it_sampled_and_with_weights_of_which_version(engine, turns, thread) -> None:
+    began = time.time()
+    with call(engine, turns):
+        engine.submit(REQUESTS[:4])
+    wait_for(lambda: len(engine.steps) > 3)
+    with call(engine, turns):
+        engine.update_weights(build_tiny_model(initializer_range=0.2, seed=1).state_dict().items(), version=7)
+    collect_all(thread, turns, 4)
+    with call(engine, turns):
+        spans = thread.sampled()
+        assert thread.sampled() == []
+    assert [version for _, _, version in spans] == sorted(version for _, _, version in spans)
+    assert {version for _, _, version in spans} == {0, 7}
+    ends = [began, *(end for _, end, _ in spans), time.time()]
+    assert ends == sorted(ends)
+    assert all(before <= start <= end for before, (start, end, _) in zip(ends, spans, strict=False))
+
+
 def test_an_error_of_the_thread_is_raised_by_the_next_call(engine, turns) -> None:
     engine.fails_after = 3
     thread = SamplingThread(engine, turns)

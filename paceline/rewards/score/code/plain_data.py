@@ -28,7 +28,7 @@ class MalformedError(ValueError):
 
 
 def encode(value: Any, refer: Callable[[object], object], depth: int = 0) -> object:
-    """JSON for a value; `refer(value)` is the JSON for an object that is no plain data."""
+    """JSON for a value; `refer(value)` is the JSON for an object that is not plain data."""
     if value is None or isinstance(value, bool | float):
         return value
     if isinstance(value, int):

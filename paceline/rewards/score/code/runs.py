@@ -74,6 +74,8 @@ def read_verdicts(run: RunResult) -> tuple[list[bool], list[object]]:
     """
     if run.status != "ok":
         raise RuntimeError(f"The judge gave no verdict ({run.status}): {run.message or run.stderr[-500:]}")
+    if not run.stdout:
+        raise DataError("A test can't be judged: it ends the process that judges.")
     outcome = json.loads(run.stdout)
     if "unsupported" in outcome:
         raise DataError(f"A test can't be judged: {outcome['unsupported']}.")

@@ -23,15 +23,8 @@ from typing import Literal
 
 from paceline.rewards.killable import FunctionPool
 from paceline.rewards.score import Graded
-from paceline.rewards.score.math.compare_answers import (
-    Check,
-    Verdict,
-    compare,
-    normal_form,
-    num_items,
-    open_pairs,
-    settle,
-)
+from paceline.rewards.score.math.answer_checks import Check, Verdict, open_pairs, settle
+from paceline.rewards.score.math.compare_answers import compare, normal_form, num_items
 from paceline.text import all_boxed, last_boxed
 
 __all__ = ["DEADLINE_SECONDS", "MathGrader", "Method", "compute_score", "compute_scores", "shared_grader"]

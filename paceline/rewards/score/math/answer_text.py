@@ -57,6 +57,7 @@ def clean(answer: str) -> str:
     text = re.sub(r"√\s*(\d+|[a-zA-Z])", r"\\sqrt{\1}", text)
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", text)
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?", "", text)
+    text = re.sub(r"\\not\s*=|\\neq(?![a-zA-Z])", r"\\ne ", text)
     text = text.replace("^{\\circ}", "^\\circ").replace("\\degree", "^\\circ")
     text = text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}").replace("\\percent", "\\%")
     text = re.sub(r"\\[lc]?dots[bcimo]?(?![a-z])|\.\.\.+", r"\\ldots ", text)
@@ -202,16 +203,20 @@ _SHORT_UNITS = {
 _LONG_UNITS = {*_SHORT_UNITS.values(), "day", "week", "month", "year", "gallon", "acre", "euro"}
 _PARTS_OF_UNITS = {"per", "of", "a", "an", "the", "units", "unit"}
 _OTHER_WORDS = """
-    or and not no nor but either neither maybe perhaps if unless except otherwise than more less least most about
-    approximately roughly nearly almost between from to over under by with without plus minus times divided multiplied
-    squared cubed root power factorial choose mod modulo log percent hundred thousand million billion trillion dozen
-    dozens score half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths tenth tenths zero
-    one two three four five six seven eight nine ten eleven twelve twenty thirty forty fifty sixty seventy eighty
-    ninety base am pm true false wrong right correct incorrect is are was equals equal answer point infinity pi pairs
-    pair below above negative positive remainder
+    or and not no nor but either neither maybe perhaps if unless except otherwise instead rather versus alternatively
+    than more less least most about approximately roughly nearly almost between from to over under by with without plus
+    minus times divided multiplied squared cubed root power factorial choose mod modulo log percent half halves double
+    twice triple inverse negated base am pm true false wrong right correct incorrect is are was equals equal answer
+    point infinity pi pairs pair below above negative positive remainder hexadecimal octal binary
 """
 _NO_UNITS = frozenset(_OTHER_WORDS.split())
 """Words that change a quantity or offer another one."""
+_NUMBER_WORD = re.compile(
+    r"(?:(?:(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie)|third|fif|eigh(?=th)"
+    r"|nin(?=th)|twelf|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|hundred|thousand"
+    r"|(?:m|b|tr|quadr|quint)illion|dozen|gross|score|lakh|crore|quarter)(?:th)?s?)++"  # possessive: in one pass
+)
+"""So do these, with their plurals, shares and compounds."""
 
 
 def split_unit(text: str) -> tuple[str, frozenset[str]]:
@@ -247,6 +252,8 @@ def _are_unit(words: list[str], in_text: bool) -> bool:
     for word in words:
         if word in _SHORT_UNITS or word in _PARTS_OF_UNITS:
             continue
-        if not word.isalpha() or len(word) < (3 if in_text else 4) or word in _NO_UNITS:
+        if not word.isalpha() or len(word) < (3 if in_text else 4):
+            return False
+        if word in _NO_UNITS or _NUMBER_WORD.fullmatch(word):
             return False
     return in_text or len(words[0]) > 1  # 12 m may be a product

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from paceline.catalog import BACKENDS
 from paceline.config.checks import check_config
 from paceline.config.load import load_config
 
@@ -23,6 +25,21 @@ def problems(good: dict[str, Any], changes: dict[str, Any], device: str = "cpu")
         OmegaConf.update(config, key, value, force_add=True)
     config.trainer = {**config.get("trainer", {}), "device": device}
     return check_config(load_config(config))
+
+
+@pytest.mark.parametrize(("devices", "size"), [(8, 8), (6, 3), (8, 4), (6, 2)])
+def test_devices_that_share_sequences_divide_those_of_the_pool_and_the_models_heads(
+    good: dict[str, Any], files: dict[str, Path], devices: int, size: int
+) -> None:
+    (files["model"] / "config.json").write_text('{"model_type": "qwen2", "num_attention_heads": 12}')
+    changes = {f"{section}.ulysses_sequence_parallel_size": size for section in (ACTOR, "critic")}
+    found = problems(good, {**changes, "trainer.n_gpus_per_node": devices})
+    if 12 % size == 0:
+        assert found == []
+    else:
+        assert [problem.partition("=")[0] for problem in found] == list(changes)
+        assert all("does not divide the 12 attention heads" in problem for problem in found)
+        assert all(problem.endswith("Set it to one of: 1, 2, 4.") for problem in found)
 
 
 @pytest.mark.parametrize("strategy", ["torchtitan", "veomni", "megatron"])
@@ -75,10 +92,6 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
             "critic.model.use_remove_padding=True: critic.strategy=megatron does not pack sequences.",
         ),
         (
-            {"critic.strategy": "megatron", "critic.model.enable_gradient_checkpointing": True},
-            "critic.model.enable_gradient_checkpointing=True: critic.strategy=megatron does not recompute",
-        ),
-        (
             {f"{ACTOR}.strategy": "veomni", f"{MODEL}.lora_rank": 8},
             f"{MODEL}.lora_rank=8 with {ACTOR}.strategy=veomni, which has no LoRA.",
         ),
@@ -89,22 +102,6 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
         (
             {**REWARD_MODEL, "reward_model.strategy": "megatron", "reward_model.model.compute_dtype": "bfloat16"},
             "reward_model.model.compute_dtype=bfloat16: reward_model.strategy=megatron computes in float32.",
-        ),
-        (
-            {f"{ACTOR}.strategy": "torchtitan", f"{ACTOR}.fsdp_config.optimizer_offload": True},
-            f"{ACTOR}.fsdp_config.optimizer_offload=True: {ACTOR}.strategy=torchtitan does not offload.",
-        ),
-        (
-            {
-                f"{ACTOR}.strategy": "torchtitan",
-                f"{ACTOR}.use_kl_loss": True,
-                "actor_rollout_ref.ref.fsdp_config.param_offload": True,
-            },
-            f"actor_rollout_ref.ref.fsdp_config.param_offload=True: {ACTOR}.strategy=torchtitan does not offload.",
-        ),
-        (
-            {"critic.strategy": "megatron", "critic.model.fsdp_config.param_offload": True},
-            "critic.model.fsdp_config.param_offload=True: critic.strategy=megatron does not offload.",
         ),
         (
             {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, **TWO},
@@ -124,6 +121,28 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
             "critic.megatron.tensor_model_parallel_size=2, but that of actor_rollout_ref.actor on the same devices",
         ),
         (
+            {f"{ACTOR}.megatron.pipeline_model_parallel_size": 2, **TWO},
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 is for {ACTOR}.strategy=megatron, which is fsdp2.",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "megatron",
+                f"{ACTOR}.megatron.tensor_model_parallel_size": 2,
+                f"{ACTOR}.megatron.pipeline_model_parallel_size": 2,
+                **TWO,
+            },
+            f"{ACTOR}.megatron.pipeline_model_parallel_size=2 times {ACTOR}.megatron.tensor_model_parallel_size=2 does",
+        ),
+        (
+            {
+                f"{ACTOR}.strategy": "fsdp2",
+                f"{MODEL}.use_torch_compile": True,
+                "critic.strategy": "torchtitan",
+                "critic.model.use_torch_compile": True,
+            },
+            "critic.model.use_torch_compile=True: critic.strategy=torchtitan does not compile layers.",
+        ),
+        (
             {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 0},
             f"{ACTOR}.megatron.tensor_model_parallel_size=0 is out of range",
         ),
@@ -137,7 +156,8 @@ def test_what_they_can_not_do_is_refused(
     assert problem.startswith(message)
 
 
-def test_recomputation_with_megatron_is_left_to_accelerators(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
+def test_every_backend_offloads_and_recomputes(good: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    changes = {"critic.strategy": "megatron", "critic.model.enable_gradient_checkpointing": True}
-    assert not problems(good, {**changes, "trainer.device": "cuda"}, device="cuda")
+    changes = {"critic.model.enable_gradient_checkpointing": True, "critic.model.fsdp_config.param_offload": True}
+    for name in BACKENDS.built_in:
+        assert not problems(good, {"critic.strategy": name, **changes})

@@ -50,6 +50,16 @@ def test_the_documented_backend_trains_like_local_and_goes_on_from_its_checkpoin
         assert scenarios.equal(moments, again["moments"][name])
 
 
+@pytest.mark.device
+def test_what_is_put_away_between_calls_changes_nothing_and_is_not_on_the_device(folder: Path, tmp_path: Path):
+    rank = make_rank("mine", folder)
+    scenarios.offload(rank, tmp_path)
+    kept = rank.engine()
+    rank.train(kept)
+    assert scenarios.equal(rank.seen["offloaded/weights"], scenarios.full_weights(kept))
+    assert rank.seen["offloaded/bytes_left"] < 0.1 * rank.seen["offloaded/bytes_of_weights"]
+
+
 def test_a_model_that_says_something_else_than_hugging_face_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
     engine_class: Any = get_engine("mine")
 
@@ -79,8 +89,6 @@ def test_models_and_sizes_that_it_can_not_hold_are_refused(tmp_path: Path, setti
     ("changes", "message"),
     [
         ({"model": ModelConfig(compute_dtype="bfloat16")}, "set model.compute_dtype=float32"),
-        ({"param_offload": True}, "set param_offload=False"),
-        ({"optimizer_offload": True}, "optimizer_offload=False in fsdp_config"),
         ({"lora": scenarios.LORA}, "set strategy=local or fsdp2"),
     ],
 )

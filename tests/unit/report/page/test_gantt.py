@@ -18,7 +18,7 @@ def test_a_step_shows_which_pool_did_what(finished_run: Path) -> None:
     shown = read_run(finished_run, "run", Limits())["gantt"]
     assert shown["pools"]["critic_pool"] == {"processes": 1, "roles": ["critic"]}
     step = next(step for step in shown["steps"] if step["step"] == 3)
-    own = {(pool, method) for pool, method, _, _, of, _ in step["bars"] if of == 3}
+    own = {(pool, method) for pool, method, _, _, of, *_ in step["bars"] if of == 3}
     assert {("actor_rollout_ref_pool", "generate_sequences"), ("critic_pool", "update_critic")} <= own
     assert all(step["start"] <= bar[3] and bar[2] <= step["end"] for bar in step["bars"])
 
@@ -33,7 +33,26 @@ def test_ranks_of_a_pool_become_one_bar(tmp_path: Path) -> None:
     (tmp_path / "timeline.json").write_text("{\n" + ",\n".join(map(json.dumps, events)) + "\n]}")
     shown = gantt.read_gantt(tmp_path, [1], 10)
     assert shown["pools"] == {"critic_pool": {"processes": 3, "roles": ["critic"]}}
-    assert shown["steps"][0]["bars"] == [("critic_pool", "update_critic", 0.0, 4.0, 1, False)]
+    assert shown["steps"][0]["bars"] == [("critic_pool", "update_critic", 0.0, 4.0, 1, False, "")]
+
+
+def test_bars_say_which_version_sampled_and_how_many_prompts_were_admitted(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": name, "ts": start * 1e6, "dur": 1e6, "args": {"pool": pool, "step": 1, **about}}
+        for pool, name, start, about in (
+            ("rollout_pool", "sample", 1.0, {"version": 0}),
+            ("rollout_pool", "sample", 2.0, {"version": 0}),
+            ("rollout_pool", "sample", 3.0, {"version": 1}),
+            ("driver", "admit", 0.5, {"version": 0, "prompts": 8}),
+        )
+    ]
+    (tmp_path / "timeline.json").write_text("{\n" + ",\n".join(map(json.dumps, events)) + "\n]}")
+    bars = gantt.read_gantt(tmp_path, [1], 10)["steps"][0]["bars"]
+    assert [(bar[1], bar[3] - bar[2], bar[6]) for bar in bars] == [
+        ("admit", 1.0, "version 0, prompts 8"),
+        ("sample", 2.0, "version 0"),
+        ("sample", 1.0, "version 1"),
+    ]
 
 
 def test_steps_before_a_resume_come_from_the_timeline_that_was_put_aside(tmp_path: Path) -> None:

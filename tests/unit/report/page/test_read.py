@@ -12,7 +12,7 @@ import pytest
 
 from paceline.report.page import gantt
 from paceline.report.page.build import page_data, render
-from paceline.report.page.read import Limits, read_run
+from paceline.report.page.read import Limits, read_run, summarize
 from tests.pages import data_in
 
 
@@ -127,3 +127,14 @@ def test_the_page_tells_staleness_and_what_became_of_the_prompts(tmp_path: Path)
     assert summary["prompts"] == "8 trained, 2 dropped (filter_groups)"
     ledger.write_text('{"step": 1, "trained": 7}\n')
     assert dict(read_run(tmp_path, "run", Limits())["summary"])["prompts"] == "ledger.jsonl can't be read"
+
+
+def test_the_summary_of_stale_responses_says_which_side_waited() -> None:
+    line = {"timing_s/step": 10.0, "training/staleness/mean": 1.0, "training/staleness/max": 2.0}
+    line |= {"timing_s/wait_for_responses": 1.0, "timing_s/idle/rollout_pool": 4.0}
+    lines = [{"step": 1, **line, "training/too_old_groups": 2.0}, {"step": 2, **line}]
+    rows = dict(summarize(lines, {}, None))
+    assert rows["staleness"] == "1.00 updates (mean), 2 at most"
+    assert rows["waited for the other"] == "training 10%, rollout 40% of the time"
+    assert rows["sampled anew"] == "2 groups that were too old"
+    assert "waited for the other" not in dict(summarize([{"step": 1, "timing_s/step": 1.0}], {}, None))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.rewards.score.math.compare_answers import compare, settle
+from paceline.rewards.score.math.answer_checks import settle
+from paceline.rewards.score.math.compare_answers import compare
 
 
 @pytest.mark.parametrize(

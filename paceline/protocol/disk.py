@@ -35,6 +35,15 @@ def write(path: str | os.PathLike[str], content: Mapping[str, object]) -> None:
         save_file(tensors, unfinished, metadata={"format": _FORMAT})
 
 
+def can_be_saved(value: object) -> bool:
+    """Whether `write` takes it."""
+    try:
+        json.dumps(_pack(value, {}, ""))
+    except (DataError, TypeError, ValueError):
+        return False
+    return True
+
+
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What `write` was given. No code in the file is ever run."""
     try:

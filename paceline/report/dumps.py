@@ -67,6 +67,32 @@ def generation_rows(
     return rows
 
 
+def token_rows(batch: DataProto, tokenizer: PreTrainedTokenizerBase, most: int = 400) -> list[list[list[object]]]:
+    """Of each response its first tokens: text, log-prob, advantage, and whether the policy wrote it (1).
+
+    Log-probs are those of the update, or the rollout's where it has none.
+    """
+    columns = batch.batch
+    log_probs = columns.get("old_log_probs", columns.get("rollout_log_probs", None))
+    advantages = columns.get("advantages", None)
+    width = columns["prompts"].shape[-1]
+    rows: list[list[list[object]]] = []
+    for row in range(len(batch)):
+        valid = columns["attention_mask"][row, width:].bool().nonzero().flatten()[:most].tolist()
+        rows.append(
+            [
+                [
+                    tokenizer.decode([int(columns["responses"][row, place])]),
+                    None if log_probs is None else float(f"{float(log_probs[row, place]):.4g}"),
+                    None if advantages is None else float(f"{float(advantages[row, place]):.4g}"),
+                    int(columns["response_mask"][row, place]),
+                ]
+                for place in valid
+            ]
+        )
+    return rows
+
+
 def dump_generations(folder: str | os.PathLike[str], step: int, rows: Sequence[Mapping[str, object]]) -> Path:
     """Write `<folder>/<step>.jsonl`, whole or not at all; a step that comes again after a resume replaces its file."""
     path = Path(folder).expanduser() / f"{step}.jsonl"

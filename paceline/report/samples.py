@@ -13,6 +13,8 @@ from pathlib import Path
 from paceline.files import keep_old, write_atomically
 from paceline.report.json_lines import Row, json_line, read_line
 
+TOKENS = "tokens"
+"""A list of them, which is kept short by whoever makes it."""
 LONGEST_TEXT = 4000
 """Characters kept of a text."""
 SHOWN_TEXTS = ("data_source", "prompt", "response", "ground_truth")
@@ -49,7 +51,7 @@ class SampleFiles:
         """The file of a step: its training responses, already chosen, and those of its validation."""
         kinds = {"training": training, "validation": self._validation}
         rows = [
-            {"kind": kind} | {name: cut_value(value) for name, value in row.items()}
+            {"kind": kind} | {name: value if name == TOKENS else cut_value(value) for name, value in row.items()}
             for kind, of_kind in kinds.items()
             for row in of_kind
         ]

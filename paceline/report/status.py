@@ -1,7 +1,8 @@
 """How a run stands at this moment, in status.json: for the terminal that started it, and for its report.
 
     {"state": "running", "step": 7, "total_steps": 50, "first_step": 0, "started": 1767.0, "updated": 1790.5,
-     "running": {"actor_rollout_ref_pool": "generate_sequences", "critic_pool": "update_critic"}}
+     "running": {"actor_rollout_ref_pool": "generate_sequences", "critic_pool": "update_critic"},
+     "processes": {"driver": 4711, "critic_pool critic rank 0": 4715}}
 
 `first_step` is the last step of an earlier start, from whose checkpoint this one goes on. While the run validates there
 is `"validation": [640, 1319]`: prompts answered, and all. Where the rollout is ahead of the training, `"queue"` has the
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -48,6 +50,8 @@ class StatusWriter:
         self._running = running
         self._more = more
         self.validation = (0, 0)
+        self.processes: dict[str, int] = {"driver": os.getpid()}
+        """Process ids by name, on whatever node."""
         self._status: Row = {
             "state": "running",
             "step": first_step,
@@ -84,7 +88,8 @@ class StatusWriter:
         # A full or unreachable disk is for the run's own records to complain of.
         with contextlib.suppress(OSError):
             running = {} if self._closed.is_set() else self._running()
-            now: Row = {"updated": time.time(), "running": running} | (self._more(running) if running else {})
+            now: Row = {"updated": time.time(), "running": running, "processes": dict(self.processes)}
+            now |= self._more(running) if running else {}
             if self.validation[1]:
                 now["validation"] = self.validation
             _replace(self._path, {**self._status, **now})

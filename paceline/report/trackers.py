@@ -93,6 +93,10 @@ class Tracking:
         self._trackers += self._text_trackers
         logger.info("metrics of %s/%s go to %s", project_name, experiment_name, folder / METRICS_FILE)
 
+    def add(self, tracker: Tracker) -> None:
+        """One more, from the next line on."""
+        self._trackers.append(tracker)
+
     def log(self, metrics: Mapping[str, object], step: int) -> None:
         """Write the metrics of `step`: once per step, in rising order."""
         if self._jsonl.last_step is not None and step <= self._jsonl.last_step:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Self
 
 import torch
 from transformers import PreTrainedModel
 
+from paceline.rollout.held_weights import Held, held_as_they_are
 from paceline.rollout.rollout_interface import (
     RolloutEngine,
     RolloutSpec,
@@ -97,6 +98,9 @@ class ModelRollout(RolloutEngine):
     @property
     def weights_dtype(self) -> torch.dtype:
         return self.model.dtype
+
+    def held_weights(self) -> Mapping[str, Held]:
+        return held_as_they_are(self.model.state_dict())
 
     def sleep(self) -> None:
         """Free what the device's allocator holds back. Caches are there while requests are under way, and stay."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
@@ -19,6 +19,7 @@ import torch
 from paceline.catalog import ROLLOUTS, Registry, RolloutEntry
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
+from paceline.rollout.held_weights import Held
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -320,6 +321,13 @@ class RolloutEngine(ABC):
         """Be ready for `step` again."""
 
     # For engines
+
+    def held_weights(self) -> Mapping[str, Held] | None:
+        """What it holds, by the names of the Hugging Face model's state dict, to be compared with what it was given.
+
+        None, of an engine that can't say: then nothing is compared.
+        """
+        return None
 
     @abstractmethod
     def admit(self, requests: list[Request]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.log_file import output_to_log_file
+from paceline.private_apis.vllm_layout import Place, model_of, place_of
 from paceline.private_apis.vllm_private import (
     DRAWN,
     ENVIRONMENT,
@@ -29,6 +30,7 @@ from paceline.private_apis.vllm_private import (
     shared_memory_of_this_run,
     silence_reload,
 )
+from paceline.rollout.held_weights import Held, fixed_input
 from paceline.rollout.rollout_interface import (
     CachePolicy,
     Completion,
@@ -292,6 +294,14 @@ class VllmRollout(RolloutEngine):
         assert isinstance(dtype, torch.dtype)  # vLLM has resolved a name
         return dtype
 
+    def held_weights(self) -> Mapping[str, Held] | None:
+        """By bytes, in fused layers and padded vocabularies too; where they are packed, by the layer's answer."""
+        if self.adapter is not None:
+            return None
+        model, dtype = model_of(self.llm), self.weights_dtype
+        places = {name: place_of(model, name) for name in self.skeleton.state_dict()}
+        return {name: held_at(place, dtype) for name, place in places.items() if place is not None}
+
     def sleep(self) -> None:
         """Give the weights' and the cache's device memory back, where the platform can; not on a CPU."""
         if self.sleeps and not self.is_asleep:
@@ -305,6 +315,18 @@ class VllmRollout(RolloutEngine):
         if self.is_asleep:
             self.llm.wake_up()
             self.is_asleep = False
+
+
+def held_at(place: Place, dtype: torch.dtype) -> Held:
+    """What vLLM holds there, in numbers of this dtype where they are packed."""
+    if not place.is_packed:
+        return Held(lambda whole: place.part(whole).to(place.there().dtype), place.there)
+
+    def answer() -> torch.Tensor:
+        width = getattr(place.layer, "input_size_per_partition", None) or place.layer.embedding_dim
+        return place.answer(fixed_input(width, dtype, next(place.layer.parameters()).device))
+
+    return Held(lambda whole: place.part(whole).to(dtype), answer, by_output=True)
 
 
 def _joined(request: Request, tokens: list[int], by_place: SampleLogprobs | None) -> Completion:

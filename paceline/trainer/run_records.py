@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import ray
 from omegaconf import OmegaConf
@@ -26,6 +26,9 @@ from paceline.report.timeline import TimelineWriter, merge_spans
 from paceline.report.trackers import Tracking
 from paceline.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, STATUS_FILE, TIMELINE_FILE
 from paceline.single_controller.base import CallRecord, call_tag
+
+if TYPE_CHECKING:
+    from paceline.report.spans import SpanExport
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ PHASE_NAMES = {
     "broadcast_weights": "send_weights",
     "receive_broadcast": "receive_weights",
     "update_model": "update_model",
+    "describe_update": "describe_update",
 }
 
 
@@ -89,6 +93,12 @@ class RunRecords:
         trainer = config.trainer
         run_dir.mkdir(parents=True, exist_ok=True)
         self._write_environment(run_dir / ENVIRONMENT_FILE, config)
+        self.pools = list(pools)
+
+        def running() -> dict[str, str]:
+            calls = {pool_of_role.get(role, role): method for role, method in running_calls().items()}
+            return dict.fromkeys(self.pools, IDLE) | calls
+
         shown = without_secrets(to_dict(config))
         self._write_config(run_dir / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
@@ -100,25 +110,24 @@ class RunRecords:
             total_steps=total_steps,
             config=shown,
         )
+        if trainer.prometheus_port is not None:
+            from paceline.report.prometheus import PrometheusTracker
+
+            self.tracking.add(PrometheusTracker(trainer.prometheus_port, running, total_steps, step))
+        self._spans: SpanExport | None = None
+        if trainer.otlp_endpoint is not None:
+            from paceline.report.spans import SpanExport
+
+            self._spans = SpanExport.to(trainer.otlp_endpoint, f"{trainer.project_name}/{trainer.experiment_name}")
         self.timeline = TimelineWriter(run_dir / TIMELINE_FILE)
         self._drain_call_records = drain_call_records
         self._records: list[CallRecord] = []
-        self.pools = list(pools)
         self._timer = Timer()
         self._last_line = time.time()
         self._last_collected = time.monotonic()
         self.at_phase = ""
         """What the driver itself is at."""
-        self._status = StatusWriter(
-            run_dir / STATUS_FILE,
-            lambda: {
-                **dict.fromkeys(self.pools, IDLE),
-                **{pool_of_role.get(role, role): method for role, method in running_calls().items()},
-            },
-            total_steps,
-            first_step=step,
-            more=more,
-        )
+        self._status = StatusWriter(run_dir / STATUS_FILE, running, total_steps, first_step=step, more=more)
         self.begin_step(step)
 
     @staticmethod
@@ -182,6 +191,8 @@ class RunRecords:
         seconds = self._timer.seconds | phase_seconds(self._records, step) | {"step": end - start}
         idle = idle_metrics(self._records, self.pools, start, end)
         self._records = [record for record in self._records if record.end > end or _step_of(record) > step]
+        if self._spans is not None:
+            self._spans.end_step(step, end)
         return seconds, idle
 
     def write_line(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -225,6 +236,8 @@ class RunRecords:
         except Exception:
             logger.warning("the last calls are missing in the timeline", exc_info=True)
         call_tag.set({})
+        if self._spans is not None:
+            self._spans.close(time.time())
         self.tracking.close()
         self.end("stopped")  # unless it was said before
 
@@ -236,6 +249,11 @@ class RunRecords:
     def _collect_records(self) -> None:
         self._last_collected = time.monotonic()
         records = self._drain_call_records()
+        self._status.processes |= {
+            f"{record.pool} {record.process_roles} rank {record.rank}": record.pid for record in records
+        }
         self.timeline.add(records)
         self.timeline.flush()
+        if self._spans is not None:
+            self._spans.add(records)
         self._records += records

@@ -31,9 +31,10 @@ class AgentCalls(RequestCalls):
         return self.mailbox.address
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def serve_agents(self, session: int, num_agents: int, sampling: dict[str, Any]) -> None:
-        """Sample for the conversations of a session, until all of its agents have what they want."""
+    def serve_agents(self, session: int, num_agents: int, sampling: dict[str, Any], version: int | None = None) -> None:
+        """Sample for the conversations of a session with weights of this version, until all of its agents have what
+        they want."""
         rollout = built(self.rollout)
-        with self.rollout_on_device(), rollout.decoding():
+        with self.rollout_on_device(version), rollout.decoding():
             built(self.mailbox).serve(rollout, sampling, session, num_agents)
         rollout.sleep()

@@ -46,6 +46,7 @@ from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, with_mea
 from paceline.workers.reward_text import JudgedText
 from paceline.workers.role_worker import RoleWorker, RunContext, built, micro_batches, role_method
 from paceline.workers.weight_calls import WeightCalls
+from paceline.workers.weight_sync import WeightSync
 
 
 def lora_of(model: PolicyModelConfig) -> LoraSpec | None:
@@ -67,8 +68,6 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
         self.is_actor, self.is_rollout, self.is_ref = (part in parts for part in ("actor", "rollout", "ref"))
         self.reference: Engine | None = None
         self.rollout_is_stale = False
-        self.version = 0
-        """Of the policy: the number of steps whose update of the actor it contains."""
 
     @property
     def trained_engine(self) -> Engine | None:
@@ -109,6 +108,7 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
             if config.rollout.tensor_model_parallel_size > 1:  # these ranks share engines, and may have no actor
                 ensure_process_group(self.run.device, self.run.collective_timeout_seconds)
             self.rollout = self._build_rollout()
+            self.weight_sync = WeightSync(self.rollout, config.rollout.on_weight_mismatch)
             self.rollout_is_stale = self.is_actor and config.rollout.load_format != "auto"
 
     def _build_rollout(self) -> RolloutEngine:
@@ -142,6 +142,7 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
         self.rollout_is_stale = self.is_rollout and not self._samples_from_actor
         if self.is_rollout and self._samples_from_actor:
             built(self.rollout).weights_changed(self.version, self.kv_cache)
+            built(self.weight_sync).say_shared()
 
     @property
     def _samples_from_actor(self) -> bool:
@@ -153,11 +154,12 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """One response per row, sampled as `meta_info["sampling"]` says with the row's own seed.
 
-        With `meta_info["with_versions"]` there is the column `policy_versions`.
+        With `meta_info["with_versions"]` there is the column `policy_versions`. `meta_info["version"]` is that of the
+        weights that the driver counts on.
         """
         rollout = built(self.rollout)
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
-        with self.rollout_on_device():
+        with self.rollout_on_device(prompts.meta_info.get("version")):
             completions = rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
         rollout.sleep()
         return to_batch(
@@ -169,12 +171,18 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
         )
 
     @contextmanager
-    def rollout_on_device(self) -> Iterator[None]:
-        rollout = built(self.rollout)
+    def rollout_on_device(self, version: int | None = None) -> Iterator[None]:
+        rollout, sync = built(self.rollout), built(self.weight_sync)
         if self.rollout_is_stale:
-            weights = self.named_policy(adapter=rollout.takes_adapter)
-            rollout.update_weights(weights, self.version, self.kv_cache)
+            actor = built(self.actor)
+            sync.bring(
+                lambda: self.named_policy(adapter=rollout.takes_adapter),
+                self.version,
+                self.kv_cache,
+                any_process=lambda found: actor.sum_over_ranks(float(found)) > 0,
+            )
             self.rollout_is_stale = False
+        sync.require_version(version)
         # The actor's own module may be offloaded.
         with built(self.actor).on_device() if self._samples_from_actor else nullcontext():
             yield

@@ -40,8 +40,11 @@ class RequestCalls(RoleWorker):
         self.prompts: dict[RequestId, DataProto] = {}
         """The rows of the requests under way."""
 
-    def rollout_on_device(self) -> AbstractContextManager[None]:
-        """Around decoding: the weights to sample from are those of the policy, and on the device."""
+    def rollout_on_device(self, version: int | None = None) -> AbstractContextManager[None]:
+        """Around decoding: the weights to sample from are those of the policy, and on the device.
+
+        `version` is that of the weights that the driver counts on; None: it did not say.
+        """
         raise NotImplementedError
 
     @role_method(Dispatch.ONE_TO_ALL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import random
 import zlib
@@ -26,6 +27,7 @@ from paceline.engine.lora import LoraSpec
 from paceline.errors import NonFiniteError
 from paceline.files import storage_error
 from paceline.protocol import DataProto
+from paceline.protocol.digest import tensor_digest
 from paceline.single_controller.base import Dispatch, DispatchMode, Worker, register
 from paceline.workers.losses import MiniBatch, mean_metrics
 from paceline.workers.sampling_thread import TURNS
@@ -107,6 +109,8 @@ class RoleWorker(Worker):
         self.writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
         self.writing_to = ""
+        self.optimizer_steps: list[dict[str, float]] = []
+        """Metrics of the last update, step by step."""
 
     @contextmanager
     def around_call(self) -> Iterator[None]:
@@ -175,9 +179,23 @@ class RoleWorker(Worker):
                         raise
                     skipped[error.what] += 1
                     logger.warning("%s: %s This optimizer step is skipped.", self.role_name, error)
+        self.optimizer_steps = steps
         counted = {f"{prefix}/skipped_updates": float(skipped.total())} if self.run.skip_nonfinite else {}
         why = {f"{prefix}/nonfinite/{what}": float(count) for what, count in skipped.items()}
         return mean_metrics(steps, prefix) | counted | why
+
+    @role_method(Dispatch.ONE_TO_ALL)
+    def describe_update(self) -> dict[str, Any]:
+        """What the last update did, for the flight recorder: metrics of each optimizer step, the weights' digest."""
+        found = hashlib.blake2b(digest_size=16)
+        for name, tensor in built(self.trained_engine).named_full_weights():
+            found.update(f"{name} {tensor_digest(tensor)}\n".encode())
+        return {
+            "steps": self.optimizer_steps,
+            "weights": found.hexdigest(),
+            "ranks": self.world_size,
+            "threads": torch.get_num_threads(),
+        }
 
     @property
     def trained_engine(self) -> Engine | None:

@@ -1,13 +1,15 @@
 """How the policy's weights come to a rollout in other processes: through Ray's object store, or by broadcast.
 
 Weights travel in the numbers in which the rollout holds them, and are the same bit for bit either way. Of a policy with
-LoRA, all weights come with the adapter merged or, to an engine that takes it, the adapter alone.
+LoRA, all weights come with the adapter merged or, to an engine that takes it, the adapter alone. Version and digests
+come along, so that what arrives is compared with what was sent.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -15,10 +17,12 @@ import torch.distributed as dist
 from paceline.engine import Engine
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
+from paceline.protocol.digest import tensor_digest
 from paceline.single_controller.base import Dispatch
 from paceline.workers.request_calls import RequestCalls
 from paceline.workers.role_worker import RunContext, built, role_method
 from paceline.workers.weight_channel import MeetingPoint, WeightChannel, this_process
+from paceline.workers.weight_sync import WeightSync, arrival_problem
 
 BUCKET_BYTES = 256 * 2**20
 """Large enough that calls cost nothing beside it, small enough that a rank never holds much of the model twice."""
@@ -32,6 +36,8 @@ class WantedWeights:
     """The name of the numbers that it holds its weights in, such as bfloat16."""
     adapter: bool
     """LoRA's A and B alone: it has the base weights."""
+    twice: bool = False
+    """It may ask for them again, after it has compared (on_weight_mismatch=resend)."""
 
 
 class WeightCalls(RequestCalls):
@@ -42,15 +48,19 @@ class WeightCalls(RequestCalls):
     def __init__(self, role: str, run: RunContext) -> None:
         super().__init__(role, run)
         self.actor: Engine | None = None
-        self.outgoing: Iterator[dict[str, torch.Tensor]] = iter(())
+        self.version = 0
+        """Of the policy: the number of steps whose update of the actor it contains."""
+        self.weight_sync: WeightSync | None = None
+        self.outgoing: Iterator[DataProto] = iter(())
         self.store: dist.Store | None = None
         self.channel: WeightChannel | None = None
 
     @role_method(Dispatch.ONE_TO_ALL)
     def wanted_weights(self) -> WantedWeights:
         """What the rollout is to be sent."""
-        rollout = built(self.rollout)
-        return WantedWeights(str(rollout.weights_dtype).removeprefix("torch."), rollout.takes_adapter)
+        rollout, dtype = built(self.rollout), str(built(self.rollout).weights_dtype)
+        twice = len(built(self.weight_sync).tries) > 1
+        return WantedWeights(dtype.removeprefix("torch."), rollout.takes_adapter, twice)
 
     @role_method(Dispatch.ONE_TO_ALL)
     def count_weight_buckets(self, wanted: WantedWeights) -> int:
@@ -69,14 +79,15 @@ class WeightCalls(RequestCalls):
     def send_weights(self, bucket: int, wanted: WantedWeights) -> DataProto:
         """One part of the policy's whole weights. Parts are asked for in order."""
         if bucket == 0:
-            self.outgoing = in_buckets(in_numbers(self.named_policy(adapter=wanted.adapter), wanted.dtype))
-        return DataProto(meta_info={"weights": next(self.outgoing)})
+            weights = in_numbers(self.named_policy(adapter=wanted.adapter), wanted.dtype)
+            self.outgoing = sealed(weights, self.version)
+        return next(self.outgoing)
 
     @role_method(Dispatch.ONE_TO_ALL)
     def receive_weights(self, *buckets: DataProto, version: int | None = None) -> None:
         """All parts that the actor sent. Responses under way go on with them."""
-        weights = (item for bucket in buckets for item in bucket.meta_info["weights"].items())
-        self._take(weights, version)
+        self.check_sampling()
+        built(self.weight_sync).receive(buckets, version, self.kv_cache)
 
     # By broadcast, from the actor's first rank to all ranks of the rollout.
 
@@ -110,29 +121,63 @@ class WeightCalls(RequestCalls):
 
     @role_method(Dispatch.ONE_TO_ALL)
     def broadcast_weights(self, ready: list[bool], wanted: WantedWeights) -> None:
-        """Send the policy's whole weights to `receive_broadcast`. All ranks gather, the first sends."""
+        """Send the policy's weights to `receive_broadcast`, and again if it asks. All ranks gather, the first sends."""
         del ready
-        weights = self.named_policy(adapter=wanted.adapter)
-        if self.channel is not None:
-            self.channel.send(in_numbers(weights, wanted.dtype), BUCKET_BYTES)
-        for _ in weights:  # those of other ranks
-            pass
+        while True:
+            weights = self.named_policy(adapter=wanted.adapter)
+            if self.channel is not None:
+                digests: dict[str, str] = {}
+                self.channel.send(with_digests(in_numbers(weights, wanted.dtype), digests), BUCKET_BYTES)
+                self.channel.send_line(json.dumps({"version": self.version, "digests": digests}).encode())
+            for _ in weights:  # those of other ranks
+                pass
+            if not wanted.twice:
+                return
+            asked = self.channel is not None and self.channel.any_process(found=False)
+            if not built(self.actor).sum_over_ranks(float(asked)):
+                return
+            wanted = replace(wanted, twice=False)
 
     @role_method(Dispatch.ONE_TO_ALL)
     def receive_broadcast(self, ready: list[bool], version: int) -> None:
         """What `broadcast_weights` sends. Responses under way go on with it."""
         del ready
-        self._take(built(self.channel).receive(), version)
-
-    def _take(self, weights: Iterable[tuple[str, torch.Tensor]], version: int | None) -> None:
         self.check_sampling()
-        built(self.rollout).update_weights(weights, version, self.kv_cache)
+        channel, sync = built(self.channel), built(self.weight_sync)
+        came: dict[str, str] = {}
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            came.clear()
+            return with_digests(channel.receive(), came)
+
+        def lost() -> str | None:
+            sent = json.loads(channel.receive_line())
+            return arrival_problem(came, sent["digests"], version, sent["version"])
+
+        sync.bring(weights, version, self.kv_cache, any_process=channel.any_process, lost=lost)
 
 
 def in_numbers(named_tensors: Iterable[tuple[str, torch.Tensor]], dtype: str) -> Iterator[tuple[str, torch.Tensor]]:
     """The same with floating point numbers of `dtype`."""
     for name, tensor in named_tensors:
         yield name, tensor.to(getattr(torch, dtype)) if tensor.is_floating_point() else tensor
+
+
+def with_digests(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], digests: dict[str, str]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same; `digests` gets that of each."""
+    for name, tensor in named_tensors:
+        digests[name] = tensor_digest(tensor)
+        yield name, tensor
+
+
+def sealed(named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> Iterator[DataProto]:
+    """The weights in parts, each with the digests of its tensors and their version."""
+    digests: dict[str, str] = {}
+    for bucket in in_buckets(with_digests(named_tensors, digests)):
+        own = {name: digests[name] for name in bucket}
+        yield DataProto(meta_info={"weights": bucket, "digests": own, "version": version})
 
 
 def in_buckets(

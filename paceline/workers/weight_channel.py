@@ -70,36 +70,44 @@ class WeightChannel:
         """Send all tensors, by rank 0. A bucket has at most so many bytes, or one tensor that has more."""
         under_way: dist.Work | None = None
         for contents, bucket in packed(named_tensors, bucket_bytes, self._device):
-            self._send_line(json.dumps(contents).encode())
+            self.send_line(json.dumps(contents).encode())
             work = self._broadcast(bucket)
             if under_way is not None:
                 under_way.wait()
             under_way = work
         if under_way is not None:
             under_way.wait()
-        self._send_line(b"")
+        self.send_line(b"")
 
     def receive(self) -> Iterator[tuple[str, Tensor]]:
         """What rank 0 sends, in its order. A tensor that is kept keeps its bucket."""
-        while line := self._receive_line():
+        while line := self.receive_line():
             yield from unpacked(json.loads(line), self._receive_bytes)
 
-    def _send_number(self, number: int) -> None:
-        self._broadcast(torch.tensor([number], device=self._device)).wait()
-
-    def _send_line(self, line: bytes) -> None:
+    def send_line(self, line: bytes) -> None:
+        """Send one line, by rank 0; not an empty one, which ends what `send` sends."""
         self._send_number(len(line))
         if line:
             self._broadcast(torch.frombuffer(bytearray(line), dtype=torch.uint8).to(self._device)).wait()
+
+    def receive_line(self) -> bytes:
+        """The line that rank 0 sends now."""
+        length = self._receive_number()
+        return self._receive_bytes(length).cpu().numpy().tobytes() if length else b""
+
+    def any_process(self, found: bool) -> bool:
+        """Whether any process of the channel found something. All of them ask."""
+        number = torch.tensor([int(found)], device=self._device)
+        self._group.allreduce([number], dist.ReduceOp.MAX).wait()
+        return bool(number)
+
+    def _send_number(self, number: int) -> None:
+        self._broadcast(torch.tensor([number], device=self._device)).wait()
 
     def _receive_number(self) -> int:
         number = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._broadcast(number).wait()
         return int(number)
-
-    def _receive_line(self) -> bytes:
-        length = self._receive_number()
-        return self._receive_bytes(length).cpu().numpy().tobytes() if length else b""
 
     def _receive_bytes(self, count: int) -> Tensor:
         received = torch.empty(count, dtype=torch.uint8, device=self._device)

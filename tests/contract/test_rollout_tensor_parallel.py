@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.config import EngineKwargsConfig, PolicyModelConfig, RolloutConfig
 from paceline.errors import DataError, PacelineError
+from paceline.rollout.held_weights import WeightProof
 from paceline.rollout.rollout_interface import Completion, Request, RolloutEngine, RolloutSpec, SamplingParams
 from tests.contract.rollout_engines import (
     EOS,
@@ -34,6 +35,7 @@ pytestmark = [
 ]
 
 PROMPTS = random_prompts(12)
+QUERIES = "model.layers.0.self_attn.q_proj.weight"
 SHARES = [slice(0, 7), slice(7, 12)]
 """Of two ranks: uneven, as the rows of a batch may be."""
 GREEDY = SamplingParams(24, do_sample=False)
@@ -87,7 +89,14 @@ def run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
         weights = AutoModelForCausalLM.from_pretrained(folder / "other").state_dict()
         with pytest.raises(PacelineError, match=r"'model\.nonsense'"):
             engine.update_weights([*weights.items(), ("model.nonsense", torch.zeros(1))])
-        engine.update_weights(iter(weights.items()))
+        proof = WeightProof(engine.held_weights())
+        spoilt = {**weights, QUERIES: torch.zeros_like(weights[QUERIES])} if rank == 1 else weights
+        engine.update_weights((name, spoilt[name]) for name, _ in proof.noted(weights.items()))
+        found["differing"] = proof.differing()
+        proof = WeightProof(engine.held_weights())
+        engine.update_weights(proof.noted(weights.items()))
+        found["differing afterwards"] = proof.differing()
+        found["compared"] = set(engine.held_weights()) == set(weights)
         found["updated"] = engine.generate(prompts, GREEDY, seeds)
     torch.save(found, folder / f"{rank}.pt")
     dist.barrier()
@@ -127,6 +136,12 @@ def assert_log_probs(model: PreTrainedModel, completions: list[Completion], temp
     for prompt, completion in zip(PROMPTS, completions, strict=True):
         expected = recomputed_log_probs(model, prompt, completion.token_ids, temperature)
         torch.testing.assert_close(torch.tensor(completion.log_probs), expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_share_that_one_rank_lacks_is_seen_there(ranks) -> None:
+    assert [found["differing"] for found in ranks] == [[], [QUERIES]]
+    assert [found["differing afterwards"] for found in ranks] == [[], []]
+    assert all(found["compared"] for found in ranks)
 
 
 def test_each_rank_has_half_of_the_heads(ranks) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from paceline.config import ActorConfig
-from paceline.errors import CheckpointError, ConfigError, DataError, RewardError, UnknownDataSourceError
+from paceline.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    RewardError,
+    UnknownDataSourceError,
+    WeightMismatchError,
+)
+from paceline.rollout.native import NativeRollout
+from paceline.run_folder import list_checkpoints
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.in_process import InProcessWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner, complete_config
@@ -83,6 +94,7 @@ def test_a_run_that_crashed_anywhere_and_resumed_equals_one_that_did_not(
     assert results(tmp_path) == results(whole)
 
 
+NORM = "model.norm.weight"
 APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
 
 
@@ -97,6 +109,32 @@ def test_a_rollout_on_a_pool_of_its_own_gives_the_same_numbers_and_resumes(
     crash_in(trainer, "generate", 4, monkeypatch)
     train_in_process(config(material, tmp_path, **APART))
     assert results(tmp_path) == results(whole)
+
+
+def test_a_rollout_that_lacks_weights_ends_the_run_in_the_step_it_happens(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, times = NativeRollout.load_weights, []
+
+    def skip_norm(engine: NativeRollout, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        times.append(1)
+        kept = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+        came = dict(named)
+        load(engine, (came | {NORM: kept[NORM]} if len(times) == 4 else came).items())
+
+    monkeypatch.setattr(NativeRollout, "load_weights", skip_norm)
+    with pytest.raises(WeightMismatchError, match=rf"version 3: 1 of \d+ differ, {NORM}"):  # of steps 2, 3 and 4
+        train_in_process(config(material, tmp_path, **APART))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_a_file_asks_for_a_checkpoint_and_the_run_goes_on(material: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    settings = {"trainer__save_freq": -1, "trainer__total_training_steps": 2, "trainer__val_before_train": False}
+    train_in_process(config(material, tmp_path, **settings))
+    assert list(list_checkpoints(tmp_path / "checkpoints")) == [1]
+    assert not (tmp_path / "checkpoint").exists()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
 def test_actor_and_rollout_in_one_process_cannot_broadcast(material: Path, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.keys import value_of
+from paceline.config.machine_problems import MachineProblem
 from paceline.config.path_checks import (
     checkpoint_problems,
     data_files,
@@ -18,6 +21,10 @@ from paceline.config.path_checks import (
 )
 from paceline.config.reward import read_weights
 from paceline.errors import ConfigError
+from paceline.text import did_you_mean
+
+OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
+RECORDS = ("never", "every", "on_anomaly")
 
 
 def check_data(cfg: PPOConfig) -> Iterator[str]:
@@ -129,10 +136,54 @@ def check_rewards(cfg: PPOConfig) -> Iterator[str]:
         )
 
 
+def _check_port(cfg: AnyRunConfig) -> Iterator[str]:
+    """Whether the port is free, where the driver will be on this machine."""
+    port = cfg.trainer.prometheus_port
+    if port is None or cfg.ray_kwargs.ray_init.get("address"):
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except (OSError, OverflowError) as error:
+            yield MachineProblem(
+                f"trainer.prometheus_port={port} can't be served on here: {error}. Set another, or null."
+            )
+
+
+def _check_collector(endpoint: str | None) -> Iterator[str]:
+    if endpoint is None:
+        return
+    if not re.match(r"https?://[^/]", endpoint):
+        yield f"trainer.otlp_endpoint={endpoint!r} is no address; set it to one such as http://127.0.0.1:4318."
+        return
+    try:
+        found = importlib.util.find_spec(OTLP_PACKAGE)
+    except ModuleNotFoundError:  # a package above it is not there
+        found = None
+    if found is None:
+        yield MachineProblem(
+            "trainer.otlp_endpoint needs the exporter of OpenTelemetry, which is not installed: "
+            'pip install "paceline[otel]"'
+        )
+
+
+def _check_record(record: str | list[int]) -> Iterator[str]:
+    if isinstance(record, str) and record not in RECORDS:
+        hint = did_you_mean(record, RECORDS)
+        yield (
+            f"trainer.record={record} is neither {', '.join(RECORDS)} nor a list of steps; set it to one of them, such "
+            f"as [1,50].{hint}"
+        )
+    elif isinstance(record, list) and (not record or min(record) < 1):
+        yield f"trainer.record={record} names no steps from 1 on; set it to such as [1,50], or never."
+
+
 def check_run(cfg: PPOConfig) -> Iterator[str]:
     """Validation, resuming, restarts, folders."""
     trainer = cfg.trainer
     yield from check_course(cfg)
+    yield from _check_record(trainer.record)
     if not cfg.data.val_files:
         if trainer.log_val_generations > 0:
             yield (
@@ -174,6 +225,8 @@ def check_course(cfg: AnyRunConfig) -> Iterator[str]:
             f"trainer.max_restarts={trainer.max_restarts} with trainer.save_freq={trainer.save_freq}: there would be "
             "no checkpoint to start again from. Set trainer.save_freq, or trainer.max_restarts=0."
         )
+    yield from _check_port(cfg)
+    yield from _check_collector(trainer.otlp_endpoint)
     for key in ("trainer.project_name", "trainer.experiment_name"):
         if not value_of(cfg, key):
             yield f"{key} is empty; set it to a name."

@@ -21,6 +21,8 @@ NAMES_OF_RUNS = ("trainer.default_local_dir", "trainer.experiment_name", "traine
 """Keys that differ between runs without making them different."""
 KEYS_IN_NAME = 3
 LONGEST_VALUE_IN_NAME = 24
+STATIC_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+LIVE_POLICY = f"{STATIC_POLICY}; connect-src 'self'"
 
 
 def write_page(folders: Sequence[Path], output: Path, steps: Iterable[int] = ()) -> int:
@@ -97,14 +99,16 @@ def _short(value: str | None) -> str:
     return text if len(text) <= LONGEST_VALUE_IN_NAME else f"{text[: LONGEST_VALUE_IN_NAME - 1]}…"
 
 
-def render(data: Row) -> str:
+def render(data: Row, policy: str = STATIC_POLICY) -> str:
     """The page. `<` stands escaped in the data, so no text of a run can end the script that holds them."""
     files = resources.files("paceline.report.page")
-    template, style, script = (
-        (files / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js")
+    template, style, *scripts = (
+        (files / name).read_text(encoding="utf-8") for name in ("page.html", "page.css", "page.js", "live.js")
     )
+    script = "\n".join(scripts)
     encoded = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         encoded = encoded.replace(character, f"\\u{ord(character):04x}")
     # The data last: nothing in them is taken for a place to fill.
-    return template.replace("{{style}}", style).replace("{{script}}", script).replace("{{data}}", encoded)
+    filled = template.replace("{{policy}}", policy).replace("{{style}}", style).replace("{{script}}", script)
+    return filled.replace("{{data}}", encoded)

@@ -1,12 +1,10 @@
 "use strict";
 // Everything of a run is put into the page as text (textContent), never as markup.
 
-const DATA = JSON.parse(document.getElementById("data").textContent);
-const RUNS = DATA.runs;
-const COMPARES = RUNS.length > 1;
+let DATA = JSON.parse(document.getElementById("data").textContent);
+let RUNS = [], COMPARES = false;
 // A run's name with what sets it apart; in the charts only where that is short.
-const LABELS = RUNS.map((run) => run.differs ? `${run.name} (${run.differs})` : run.name);
-const CHART_NAMES = LABELS.every((label) => label.length <= 40) ? LABELS : RUNS.map((run) => run.name);
+let LABELS = [], CHART_NAMES = [];
 const SVG = "http://www.w3.org/2000/svg";
 
 const CHARTS = [
@@ -28,6 +26,8 @@ const CHARTS = [
   ["Speed of the run (tokens/s of all devices)", ["perf/tokens_per_second"]],
   ["Throughput (tokens/s per device)", ["perf/throughput"]],
   ["Busy share of all pools", ["perf/overlap"]],
+  ["Staleness (updates)", ["training/staleness/mean", "training/staleness/max"]],
+  ["Seconds without responses", ["timing_s/wait_for_responses"]],
 ];
 
 function byId(id) { return document.getElementById(id); }
@@ -95,7 +95,8 @@ function showSummary() {
 
 function series(run, metric) {
   const found = run.curves.series[metric];
-  return found ? { steps: run.curves.steps[found[0]], values: found[1] } : null;
+  if (!found) return null;
+  return Array.isArray(found) ? { steps: run.curves.steps[found[0]], values: found[1] } : found;
 }
 
 function smoothed(values, weight) {
@@ -247,7 +248,7 @@ function showCurves() {
 // The phases of a step first: their colors differ.
 const PHASES = ["generate_sequences", "compute_log_prob", "compute_ref_log_prob", "compute_values", "update_critic", "update_actor",
   "compute_reward", "compute_rm_score"];
-const METHODS = [...new Set([...PHASES, ...RUNS.flatMap((run) => run.gantt.steps.flatMap((step) => step.bars.map((bar) => bar[1])))])];
+let METHODS = PHASES;
 
 function busySeconds(bars, start, end) {
   let [busy, until] = [0, start];
@@ -318,7 +319,8 @@ function showSamples(run, index) {
     return element("article", { class: "sample" },
       element("div", {}, element("strong", { class: mood }, `score ${number(row.score)}`), " ", element("span", { class: "faint" }, facts)),
       element("div", { class: "label" }, "prompt"), element("pre", { tabindex: "0" }, row.prompt ?? ""),
-      ...(row.turns ?? [{ by: "response", text: row.response ?? "" }]).flatMap(turnParts));
+      ...(row.turns ?? [{ by: "response", text: row.response ?? "" }]).flatMap(turnParts),
+      row.tokens?.length ? showTokens(row.tokens) : null);
   }));
 }
 
@@ -330,28 +332,70 @@ function turnParts(turn) {
   return [element("div", { class: "label" }, facts), element("pre", { tabindex: "0", class: turn.by === "read" ? "read" : "" }, turn.text ?? "")];
 }
 
+// Each token with its log-prob and advantage, by pointing at it or, with the keyboard, by the arrow keys.
+function showTokens(tokens) {
+  const reading = element("div", { class: "reading", "aria-live": "polite" });
+  const largest = Math.max(...tokens.map((token) => Math.abs(token[2] ?? 0))) || 1;
+  const parts = tokens.map(([text, logProb, advantage, mask], index) => {
+    const strength = Math.round(Math.abs(advantage ?? 0) / largest * 45);
+    const tone = mask && advantage ? `background:color-mix(in srgb, var(--${advantage > 0 ? "good" : "bad"}) ${strength}%, transparent)` : "";
+    return element("span", { class: mask ? "token" : "token masked", "data-index": index, style: tone }, text);
+  });
+  const box = element("pre", { class: "tokens", tabindex: "0", "aria-label": "tokens of the response" }, ...parts);
+  let place = -1;
+  const read = (index) => {
+    parts[place]?.classList.remove("chosen");
+    place = Math.max(0, Math.min(parts.length - 1, index));
+    const [text, logProb, advantage, mask] = tokens[place];
+    parts[place].classList.add("chosen");
+    reading.textContent = `token ${place} ${JSON.stringify(text)}: log-prob ${number(logProb)}, probability ${number(logProb === null ? null : Math.exp(logProb))}, `
+      + `advantage ${number(advantage)}, ${mask ? "written by the policy" : "not written by the policy: mask 0"}`;
+  };
+  box.addEventListener("pointerover", (event) => { if (event.target.dataset?.index) read(Number(event.target.dataset.index)); });
+  box.addEventListener("focus", () => { if (place < 0) read(0); });
+  box.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    read(place + move);
+  });
+  return element("div", {}, element("div", { class: "label" }, "tokens"), box, reading);
+}
+
 // A choice of run and step, with buttons for the neighbours.
 function chooser(prefix, stepsOf, show) {
   const [runs, steps] = [byId(`${prefix}-run`), byId(`${prefix}-step`)];
   const [previous, next] = [byId(`${prefix}-previous`), byId(`${prefix}-next`)];
-  runs.replaceChildren(...RUNS.map((run, index) => element("option", { value: index }, LABELS[index])));
-  runs.closest("label").hidden = !COMPARES;
   const update = () => {
     previous.disabled = steps.selectedIndex <= 0;
     next.disabled = steps.selectedIndex >= steps.options.length - 1;
     show(RUNS[runs.selectedIndex], steps.selectedIndex);
   };
+  // The newest step is followed; another one stays chosen.
   const fillSteps = () => {
     const known = stepsOf(RUNS[runs.selectedIndex]);
+    const follows = steps.selectedIndex === steps.options.length - 1;
+    const chosen = known.findIndex((step) => String(step.step) === steps.value);
+    if (steps.options.length === known.length && steps.options[known.length - 1]?.value === String(known.at(-1)?.step)) return;
     steps.replaceChildren(...known.map((step) => element("option", { value: step.step }, step.step)));
-    steps.selectedIndex = known.length - 1;
+    steps.selectedIndex = follows || chosen < 0 ? known.length - 1 : chosen;
+    if (follows || chosen < 0) update();
+    else previous.disabled = steps.selectedIndex <= 0, next.disabled = steps.selectedIndex >= known.length - 1;
+  };
+  const refill = () => {
+    const chosen = Math.max(0, runs.selectedIndex);
+    runs.replaceChildren(...RUNS.map((run, index) => element("option", { value: index }, LABELS[index])));
+    runs.selectedIndex = Math.min(chosen, RUNS.length - 1);
+    runs.closest("label").hidden = !COMPARES;
+    steps.replaceChildren();
+    fillSteps();
     update();
   };
-  runs.addEventListener("change", fillSteps);
+  runs.addEventListener("change", () => { steps.replaceChildren(); fillSteps(); update(); });
   steps.addEventListener("change", update);
   previous.addEventListener("click", () => { steps.selectedIndex -= 1; update(); });
   next.addEventListener("click", () => { steps.selectedIndex += 1; update(); });
-  fillSteps();
+  return { refill, fillSteps };
 }
 
 // -------------------------------------------------------------------------------- config, checkpoints, environment
@@ -378,6 +422,14 @@ function showCheckpoints() {
     : element("p", { class: "faint" }, "None: the last step and every trainer.save_freq steps are saved, unless that is -1."));
 }
 
+function named(index, text) { return COMPARES ? `${RUNS[index].name}: ${text}` : text; }
+
+function showAlarms() {
+  const lines = RUNS.flatMap((run, index) => run.alarms.map((row) => named(index, `step ${row.step}: ${row.alarms.join("; ")}`)));
+  byId("alarms-list").replaceChildren(...(lines.length ? lines.map((line) => element("li", { class: "bad" }, line))
+    : [element("li", { class: "faint" }, "No step was far from its run.")]));
+}
+
 function flat(value, prefix = "") {
   if (value === null || typeof value !== "object") return [[prefix, String(value)]];
   if (Array.isArray(value) && value.every((item) => typeof item !== "object")) return [[prefix, value.join(" ")]];
@@ -394,21 +446,41 @@ function showEnvironment() {
 
 // --------------------------------------------------------------------------------------------------------- start
 
-byId("any-metric").replaceChildren(...allMetrics().map((name) => element("option", {}, name)));
-if (COMPARES) {
-  byId("config-all-text").textContent = "all keys, not only those in which the runs differ";
-  byId("legend").replaceChildren(...RUNS.map((run, index) =>
-    element("li", {}, element("span", { class: "swatch", style: `background:${color(index)}` }), LABELS[index])));
+const ganttChooser = chooser("gantt", (run) => run.gantt.steps, showGantt);
+const samplesChooser = chooser("samples", (run) => run.samples, showSamples);
+
+function fillMetrics() {
+  const metrics = byId("any-metric"), chosen = metrics.value, known = allMetrics();
+  if (metrics.options.length === known.length) return;
+  metrics.replaceChildren(...known.map((name) => element("option", {}, name)));
+  if (known.includes(chosen)) metrics.value = chosen;
 }
-showSummary();
-showCurves();
-chooser("gantt", (run) => run.gantt.steps, showGantt);
-chooser("samples", (run) => run.samples, showSamples);
-showConfig();
-showCheckpoints();
-showEnvironment();
+
+// All of the page, from data that are new or came again.
+function start(data) {
+  DATA = data;
+  RUNS = data.runs;
+  COMPARES = RUNS.length > 1;
+  LABELS = RUNS.map((run) => run.differs ? `${run.name} (${run.differs})` : run.name);
+  CHART_NAMES = LABELS.every((label) => label.length <= 40) ? LABELS : RUNS.map((run) => run.name);
+  METHODS = [...new Set([...PHASES, ...RUNS.flatMap((run) => run.gantt.steps.flatMap((step) => step.bars.map((bar) => bar[1])))])];
+  fillMetrics();
+  if (COMPARES) byId("config-all-text").textContent = "all keys, not only those in which the runs differ";
+  byId("legend").replaceChildren(...(COMPARES ? RUNS.map((run, index) =>
+    element("li", {}, element("span", { class: "swatch", style: `background:${color(index)}` }), LABELS[index])) : []));
+  showSummary();
+  showCurves();
+  ganttChooser.refill();
+  samplesChooser.refill();
+  showConfig();
+  showCheckpoints();
+  showEnvironment();
+  showAlarms();
+  if (data.live) startNow();
+  document.documentElement.dataset.ready = "yes";
+}
+
 byId("smoothing").addEventListener("input", showCurves);
 byId("any-metric").addEventListener("change", showCurves);
 byId("config-all").addEventListener("change", showConfig);
 byId("config-find").addEventListener("input", showConfig);
-document.documentElement.dataset.ready = "yes";

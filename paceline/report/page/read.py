@@ -18,7 +18,7 @@ from paceline.config.keys import known_keys
 from paceline.config.load import root_of, to_dict
 from paceline.config.secrets import masked
 from paceline.errors import DataError
-from paceline.report.json_lines import Row, finite, is_number
+from paceline.report.json_lines import Row, finite, is_number, read_line
 from paceline.report.ledger import read_ledger
 from paceline.report.live import duration
 from paceline.report.page.gantt import read_gantt
@@ -28,6 +28,7 @@ from paceline.report.status import read_status
 from paceline.report.trackers import read_metrics
 from paceline.report.validation_metrics import HEADLINE
 from paceline.run_folder import (
+    ALARMS_FILE,
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     ENVIRONMENT_FILE,
@@ -41,6 +42,7 @@ from paceline.run_folder import (
 LONGEST_CONFIG_VALUE = 500
 SPEED = "perf/tokens_per_second"
 MOST_NODES = 16
+MOST_ALARMS = 100
 SAMPLE_FIELDS = (
     "kind",
     "data_source",
@@ -66,6 +68,7 @@ class Limits:
     sample_steps: int = 40
     samples_per_step: int = 12
     sample_characters: int = 1500
+    sample_tokens: int = 150
     checkpoints: int = 200
     steps: frozenset[int] = frozenset()
     """Shown in any case, if the run has them."""
@@ -106,6 +109,7 @@ def read_run(folder: Path, name: str, limits: Limits) -> Row:
         "samples": read_run_samples(folder, limits),
         "config": config_rows(config),
         "checkpoints": read_checkpoints(folder, limits),
+        "alarms": read_alarms(folder),
         "environment": read_environment(folder),
     }
 
@@ -236,12 +240,18 @@ def read_run_samples(folder: Path, limits: Limits) -> list[Row]:
     return [
         {
             "step": step,
-            "rows": [
-                {field: _shown(field, row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
-                for row in list(read_samples(path))[: limits.samples_per_step]
-            ],
+            "rows": sample_rows(path, limits),
         }
         for step, path in sorted({*spread(files, limits.sample_steps), *(f for f in files if f[0] in limits.steps)})
+    ]
+
+
+def sample_rows(path: Path, limits: Limits) -> list[Row]:
+    """The rows of a step's samples, cut to what a page takes."""
+    return [
+        {field: _shown(field, row[field], limits.sample_characters) for field in SAMPLE_FIELDS if field in row}
+        | ({"tokens": row["tokens"][: limits.sample_tokens]} if isinstance(row.get("tokens"), list) else {})
+        for row in list(read_samples(path))[: limits.samples_per_step]
     ]
 
 
@@ -313,6 +323,15 @@ def _bytes_below(folder: Path) -> int:
             with contextlib.suppress(FileNotFoundError):
                 total += os.stat(os.path.join(parent, name)).st_size
     return total
+
+
+def read_alarms(folder: Path) -> list[Row]:
+    """The newest steps that were far from the run, oldest first."""
+    try:
+        lines = (folder / ALARMS_FILE).read_bytes().splitlines()
+    except OSError:
+        return []
+    return [row for line in lines[-MOST_ALARMS:] if (row := read_line(line)) is not None]
 
 
 def read_environment(folder: Path) -> object:

@@ -37,8 +37,10 @@ class Conversations:
         self._engines: Engines | None = None
         self._session = 0
 
-    def issue(self, requests: DataProto, labels: DataProto, sampling: dict[str, Any]) -> DataProtoFuture:
-        """Begin one conversation for each request, with the columns of its prompt in `labels`."""
+    def issue(
+        self, requests: DataProto, labels: DataProto, sampling: dict[str, Any], version: int | None = None
+    ) -> DataProtoFuture:
+        """Begin one conversation for each request, with the columns of its prompt in `labels`, by these weights."""
         asked = requests.select(meta_info_keys=[])
         asked.batch[CONVERSATION] = torch.arange(len(asked))
         for name, column in labels.non_tensor_batch.items():
@@ -48,7 +50,7 @@ class Conversations:
         task = AgentTask(self._session, self._reachable(), len(asked))
         shares = [asked[rows] if rows.stop > rows.start else None for rows in share_out(len(asked), [1] * size)]
         self._agents.start_conversations(shares, [task] * size)
-        served = self._rollout.serve_agents(self._session, size, sampling)
+        served = self._rollout.serve_agents(self._session, size, sampling, version)
         return self._agents.finish_conversations().then(lambda parts: _joined(parts, served))
 
     def _reachable(self) -> Engines:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from paceline.algorithms.advantages import estimator_needs
@@ -52,6 +53,7 @@ from paceline.trainer.ppo.old_log_probs import (
     update_has_log_probs,
 )
 from paceline.trainer.ppo.policy_versions import staleness_metrics, with_versions
+from paceline.trainer.ppo.recorder import Recorder
 from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
 from paceline.trainer.ppo.run_log import WAITING, RunLog
 from paceline.trainer.ppo.saving import Checkpoints
@@ -67,6 +69,8 @@ logger = logging.getLogger(__name__)
 
 ANSWERS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
+ROW = "row"
+"""The number of a row in its batch, while a recorded step is dealt."""
 COMPARED = "has_both_log_probs"
 """Of a batch whose old log-probs are not the rollout's own, so that the two can be compared."""
 
@@ -86,6 +90,7 @@ class Phases:
     kl_ctrl: KLController
     correction: RolloutCorrection
     log: RunLog
+    recorder: Recorder
     checkpoints: Checkpoints
     use_critic: bool
     use_reference: bool
@@ -123,16 +128,23 @@ class Phases:
     def issue_rollout(self, step: Step) -> None:
         """Let the weights of `step.version` sample its responses, perhaps ahead of its turn."""
         with self.log.calls_of(step.number, step.version):
-            step.responses = self.generate(step.requests, step.labels)
-            step.greedy = self.generate_greedy(step.requests)
+            step.responses = self.generate(step.requests, step.labels, version=step.version)
+            step.greedy = self.generate_greedy(step.requests, step.version)
 
     def generate(
-        self, requests: DataProto, labels: DataProto, sampling: RolloutConfig | ValSamplingConfig | None = None
+        self,
+        requests: DataProto,
+        labels: DataProto,
+        sampling: RolloutConfig | ValSamplingConfig | None = None,
+        *,
+        version: int,
     ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs; or conversations, whose loops read the `labels`."""
+        """Responses to the requests, with their log-probs, by the weights of this version; or conversations, whose
+        loops read the `labels`."""
         self.set_sampling(requests, sampling)
+        requests.meta_info["version"] = version
         if self.conversations is not None:
-            return self._issued(self.conversations.issue(requests, labels, requests.meta_info["sampling"]))
+            return self._issued(self.conversations.issue(requests, labels, requests.meta_info["sampling"], version))
         groups = self.groups.generating
         shares = share_out(len(requests), [group.world_size for group in groups])
         parts = [
@@ -152,12 +164,13 @@ class Phases:
             "ignore_eos": rollout.ignore_eos,
         }
 
-    def generate_greedy(self, requests: DataProto) -> DataProtoFuture | None:
+    def generate_greedy(self, requests: DataProto, version: int) -> DataProtoFuture | None:
         """The most likely response to each prompt, if ReMax wants it for a baseline."""
         if not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
             return None
         rollout = self.cfg.actor_rollout_ref.rollout
-        return self.generate(requests[:: rollout.n], DataProto(), replace(rollout, do_sample=False))
+        greedy = replace(rollout, do_sample=False)
+        return self.generate(requests[:: rollout.n], DataProto(), greedy, version=version)
 
     def take_responses(self, step: Step) -> None:
         """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
@@ -192,7 +205,7 @@ class Phases:
         step.add(draw)
         version = self.schedule.version
         with self.log.calls_of(step.number, version):
-            responses = self.generate(requests, labels)
+            responses = self.generate(requests, labels, version=version)
         return labels.union(with_versions(responses.get(), version))
 
     def compute_old_log_probs(self, batch: DataProto) -> DataProtoFuture:
@@ -360,7 +373,9 @@ class Phases:
             return None
         columns = [*MODEL_INPUTS, "values", "returns", *self._present(step, "loss_mask")]
         dealt = self._deal(step, columns, critic_config(self.cfg), self.critic_wg)
-        return self._issued(self.critic_wg.update_critic(dealt), is_update=True)
+        update = self._issued(self.critic_wg.update_critic(dealt), is_update=True)
+        self.recorder.note_update(step, "critic", self.critic_wg)
+        return update
 
     def update_actor(self, step: Step) -> DataProtoFuture | None:
         """Improve the policy, also where it generates; not while the critic warms up."""
@@ -385,6 +400,7 @@ class Phases:
             self.rollouts.before_new_weights()
         with self.log.calls_of(step.number, self.schedule.version + 1):
             update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
+        self.recorder.note_update(step, "actor", self.actor_rollout_wg)
         if self.rollout_wg is not None:
             self.rollouts.before_new_weights()
         with self.log.calls_of(step.number, self.schedule.version + 1):
@@ -436,10 +452,12 @@ class Phases:
     ) -> DataProto:
         mini_batch_size, passes = update_sizes(section)
         batch = step.batch.select(batch_keys=columns, non_tensor_batch_keys=[], meta_info_keys=[])
+        if step.recorded is not None:
+            batch = batch.union(DataProto.from_dict({ROW: torch.arange(len(batch))}))
         rows_per_mini_batch = mini_batch_size * self.cfg.actor_rollout_ref.rollout.n
         if (conversations := num_conversations(step.batch)) < len(batch):  # more rows, and as many optimizer steps
             rows_per_mini_batch = -(-len(batch) // num_mini_batches(conversations, rows_per_mini_batch))
-        return deal_mini_batches(
+        dealt = deal_mini_batches(
             batch if step.rows_to_train is None else batch[step.rows_to_train],
             rows_per_mini_batch=rows_per_mini_batch,
             num_shards=group.world_size,
@@ -448,3 +466,7 @@ class Phases:
             balance=self.cfg.trainer.balance_batch,
             columns_of=columns_of,
         )
+        if step.recorded is not None:
+            role = "critic" if group is self.critic_wg else "actor"
+            step.order[role] = dealt.pop(batch_keys=[ROW]).batch[ROW]
+        return dealt

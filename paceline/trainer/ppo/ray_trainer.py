@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -22,6 +22,7 @@ from paceline.files import readable_storage_errors
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.ledger import LedgerFile
 from paceline.run_folder import (
+    CHECKPOINT_FILE,
     CHECKPOINTS_FOLDER,
     LEDGER_FILE,
     METRICS_FILE,
@@ -42,6 +43,7 @@ from paceline.trainer.ppo.known_names import KnownNames, readable_config
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
 from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
+from paceline.trainer.ppo.recorder import Recorder
 from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
 from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
@@ -166,8 +168,11 @@ class RayPPOTrainer(Phases, KnownNames):
         self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
         self.conversations: Conversations | None = None
         self._stop_file = self.run_dir / STOP_FILE
+        self._checkpoint_file = self.run_dir / CHECKPOINT_FILE
         self._stopping = False
         self._open: Step | None = None
+        self._taken: Step | None = None
+        self._foreign: Path | None = None
         self._name_groups()
 
     def _make_rollouts(self) -> RolloutsAhead | StreamedRollouts:
@@ -214,8 +219,7 @@ class RayPPOTrainer(Phases, KnownNames):
     def _send_first_weights(self) -> None:
         """After the models were loaded, perhaps from a checkpoint."""
         version = self.schedule.version
-        if self.cfg.trainer.schedule.name == "streaming":  # where each token carries its version
-            self.actor_rollout_wg.set_version(version)
+        self.actor_rollout_wg.set_version(version)
         self.send_weights(version)
 
     def init_workers(self) -> None:
@@ -275,6 +279,10 @@ class RayPPOTrainer(Phases, KnownNames):
                 queue=self.rollouts.queue,
             )
             with closing(self.log):
+                self._foreign = resumed.folder if resumed is not None and not resumed.is_own else None
+                self.recorder = Recorder(
+                    self.cfg, self.records_dir, self.checkpoints, self._facts(), self.global_step, continues=continues
+                )
                 try:
                     self._open_ledger(continues, resumed)
                     begins = trainer.val_before_train and self.global_step == 0
@@ -283,7 +291,7 @@ class RayPPOTrainer(Phases, KnownNames):
                     with self.ray_worker_group_cls.meanwhile(self._look_after):
                         yield
                 except Exception as error:
-                    self._save_what_is_complete()
+                    self._save_what_is_complete(error)
                     self.log.end("failed", error)
                     raise
                 self.log.end("stopped" if self._stopping else "finished")
@@ -314,6 +322,15 @@ class RayPPOTrainer(Phases, KnownNames):
         )
         self._check_ledger()
 
+    def _facts(self) -> dict[str, Any]:
+        """What a bundle of the flight recorder must know of the run beside its configuration."""
+        classes = {getattr(role, "name", str(role)): cls.__qualname__ for role, cls in self.role_worker_mapping.items()}
+        return {
+            "num_prompts": self.train_dataloader.num_prompts,
+            "total_steps": self.total_training_steps,
+            "workers": classes,
+        }
+
     def _check_ledger(self) -> None:
         """Every prompt that was drawn is trained, dropped or under way."""
         self.ledger.require_balance(position_of(self.train_dataloader), self.rollouts.num_prompts)
@@ -327,7 +344,10 @@ class RayPPOTrainer(Phases, KnownNames):
         while not (self._is_last or self.cfg.trainer.val_only):
             self.global_step += 1
             self.log.begin_step(self.global_step)
-            yield self.rollouts.next_step()
+            step = self.rollouts.next_step()
+            self.recorder.begin(step, self._foreign)
+            self._taken = step
+            yield step
 
     # -------------------------------------------------------------------------------------- the end of a step
 
@@ -347,11 +367,20 @@ class RayPPOTrainer(Phases, KnownNames):
             self._stop_file.unlink()
         if self._is_last:
             self.close(step)
-        if self._is_due(trainer.save_freq) or self._stopping:
+        asked = self._is_asked_to_save(step)
+        if asked or self._stopping or self._is_due(trainer.save_freq):
             with self.log.phase("save_checkpoint"):
                 self.checkpoints.begin(step.number)
         if self._is_last:
             self.finish_checkpoint()
+
+    def _is_asked_to_save(self, step: Step) -> bool:
+        """Whether the file is there that asks for a checkpoint; it is removed."""
+        asked = self._checkpoint_file.exists()
+        if asked:
+            logger.info("saving a checkpoint after step %d, as the file %s asks", step.number, self._checkpoint_file)
+            self._checkpoint_file.unlink()
+        return asked
 
     def close(self, step: Step | None) -> None:
         """Wait for the updates of a step, if there is one, and write its line."""
@@ -361,9 +390,13 @@ class RayPPOTrainer(Phases, KnownNames):
         for update in step.updates:
             step.metrics |= update.get()[0]
         self._open = None
+        coefficient = self.kl_ctrl.value
         self._follow_kl(step)
         step.metrics |= {"training/global_step": step.number, "training/epoch": step.epoch}
-        self.log.write_step(step, use_critic=self.use_critic, devices=self.resource_pool_manager.get_n_gpus())
+        metrics = self.log.write_step(step, use_critic=self.use_critic, devices=self.resource_pool_manager.get_n_gpus())
+        with self.log.phase("record") if step.recorded is not None else nullcontext():
+            self.recorder.close(step, metrics, coefficient)
+        self._taken = None if self._taken is step else self._taken
         self.ledger.write(step.number, *step.accounted())
         self.rollouts.closed(step)
         self._check_ledger()
@@ -374,12 +407,15 @@ class RayPPOTrainer(Phases, KnownNames):
         if self.cfg.algorithm.use_kl_in_reward and not skipped and not step.is_left_out:
             move_kl_coefficient(step.batch, self.kl_ctrl, step.metrics)
 
-    def _save_what_is_complete(self) -> None:
+    def _save_what_is_complete(self, error: Exception) -> None:
         """After an error: the step before may lack nothing but its line, and its checkpoint the last file."""
         try:
             with limited_wait(SAVE_SECONDS):  # ranks may be stuck in a collective with the one that failed
-                self.close(self._open)
-                self.finish_checkpoint()
+                try:
+                    self.close(self._open)
+                    self.finish_checkpoint()
+                finally:
+                    self.recorder.fail(self._taken, error, self.kl_ctrl.value)
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
 
@@ -402,7 +438,7 @@ class RayPPOTrainer(Phases, KnownNames):
         with self.log.validating(len(self.val_dataloader.dataset)):
             return validate(
                 self.val_dataloader,
-                lambda requests, labels: self.generate(requests, labels, sampling),
+                lambda requests, labels: self.generate(requests, labels, sampling, version=self.schedule.version),
                 lambda batch: self.grade(batch, validation=True),
                 self.log,
                 n=sampling.n,

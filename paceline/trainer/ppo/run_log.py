@@ -17,7 +17,7 @@ from paceline.config import PPOConfig
 from paceline.config.derived import ROLLOUT_POOL
 from paceline.log_file import SAMPLES_LOGGER
 from paceline.protocol import DataProto
-from paceline.report.dumps import dump_generations, generation_rows
+from paceline.report.dumps import dump_generations, generation_rows, token_rows
 from paceline.report.metrics import data_metrics, throughput_metrics, timing_metrics
 from paceline.report.samples import SampleFiles
 from paceline.run_folder import SAMPLES_FOLDER
@@ -131,8 +131,8 @@ class RunLog(RunRecords):
         self._samples.write(self.step)
         super().write_validation(metrics)
 
-    def write_step(self, step: Step, *, use_critic: bool, devices: int) -> None:
-        """The line of a step whose updates have ended; the next one may have begun.
+    def write_step(self, step: Step, *, use_critic: bool, devices: int) -> dict[str, float]:
+        """The line of a step whose updates have ended; the next one may have begun. Gives what is in it.
 
         Its time is that from line to line: the rollout of the next step that went on beside the last update is in it,
         as that of this step was in the line before. A checkpoint behind the next rollout counts for the next.
@@ -150,8 +150,12 @@ class RunLog(RunRecords):
         info = grader_fields(batch)
         if self._config.trainer.rollout_data_dir:
             dump_generations(self._config.trainer.rollout_data_dir, step.number, self._rows(step.number, batch, info))
-        self._samples.write(step.number, self._rows(step.number, *self._chosen(batch, info)))
+        kept, of_kept = self._chosen(batch, info)
+        tokens = token_rows(kept, self._tokenizer)
+        rows = self._rows(step.number, kept, of_kept)
+        self._samples.write(step.number, [{**row, "tokens": own} for row, own in zip(rows, tokens, strict=True)])
         self.write_line(step.number, metrics)
+        return metrics
 
     def _show_samples(self, step: int, batch: DataProto) -> None:
         """Put into the log what is rewarded: reward hacking must be visible."""

@@ -19,7 +19,7 @@ from paceline.data.loader import PromptLoader
 from paceline.errors import CheckpointError, StorageError, WorkerError
 from paceline.files import keep_old, readable_storage_errors
 from paceline.protocol import DataProtoFuture
-from paceline.run_folder import ACTOR, CRITIC, ROLLOUTS, STATE, latest_step
+from paceline.run_folder import ACTOR, CRITIC, ROLLOUTS, STATE, can_be_resumed, checkpoint_name, latest_step
 from paceline.trainer.ppo.checkpoint import (
     abandon_checkpoint,
     begin_checkpoint,
@@ -95,6 +95,29 @@ class Checkpoints:
     def is_unfinished(self) -> bool:
         """Whether a checkpoint was begun and not finished."""
         return self._unfinished is not None
+
+    def folder_of(self, step: int) -> Path | None:
+        """Of the checkpoint after a step: its folder, where it is complete or was begun; None without one."""
+        folder = self.folder / checkpoint_name(step)
+        begun = self._unfinished is not None and self._unfinished.state["global_step"] == step
+        return folder if begun or can_be_resumed(folder) else None
+
+    def save_roles(self, folder: Path) -> list[DataProtoFuture]:
+        """Save every role in a folder of its own there, as in a checkpoint; complete when the futures are."""
+        groups = self._saved_groups()
+        for name in groups:
+            (folder / name).mkdir(parents=True)
+        saving = [group.save_checkpoint(str((folder / name).resolve())) for name, group in groups.items()]
+        return [*saving, *(group.finish_checkpoint() for group in groups.values())]
+
+    def load_roles(self, folder: Path) -> None:
+        """Bring every role to the state that it has there."""
+        groups = self._saved_groups().items()
+        loading = [
+            group.load_checkpoint(str((folder / name).resolve())) for name, group in groups if (folder / name).is_dir()
+        ]
+        for future in loading:
+            future.get()
 
     def begin(self, step: int) -> None:
         """Save everything that the step after this one depends on."""
@@ -198,13 +221,7 @@ class Checkpoints:
                 f"{folder} has no {' and no '.join(missing)}: it was saved by a run with other roles. Resume it with "
                 f"the algorithm.adv_estimator that it was trained with, or set trainer.resume_mode=disable."
             )
-        loading = [
-            group.load_checkpoint(str((folder / name).resolve()))
-            for name, group in groups.items()
-            if (folder / name).is_dir()
-        ]
-        for future in loading:
-            future.get()
+        self.load_roles(folder)
         if self._rollouts is not None:
             self._load_rollouts(self._rollouts, folder, state, drops=position != state["dataloader"])
         self._dataloader.load_state_dict(position)

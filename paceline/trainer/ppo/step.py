@@ -57,6 +57,10 @@ class Step:
     metrics: dict[str, float] = field(default_factory=dict)
     rows_to_train: np.ndarray | None = None
     """Row numbers of the batch that the updates train on, some of them several times; None: all of them once."""
+    recorded: dict[str, DataProtoFuture] | None = None
+    """By role, what the workers say of their updates; None: the flight recorder leaves this step out."""
+    order: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of a recorded step, by role: the rows of the batch as they were dealt to its optimizer steps."""
     is_left_out: bool = False
     """Whether a number of it is not finite, so that it updates nothing."""
 

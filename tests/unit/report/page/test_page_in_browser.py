@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks import pictures
 from paceline.report.page import write_page
 from tests.browser import CHROMIUM, Browser
 
@@ -60,6 +64,24 @@ def test_a_page_of_one_run(browser: Browser, run: Path) -> None:
     assert "global_step_4" in browser.run("document.getElementById('checkpoints-table').textContent")
     assert "packages.torch" in browser.run("document.getElementById('environment-table').textContent")
     assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_pictures_are_taken_of_a_report(browser: Browser, run: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["pictures", "--run", str(run), "--output", str(tmp_path)])
+    assert pictures.main() == 0
+    for name in ("report.png", "report_step.png"):
+        content = (tmp_path / name).read_bytes()
+        width, height = struct.unpack(">II", content[16:24])
+        assert content[:4] == b"\x89PNG"
+        assert width == pictures.WIDTH
+        assert height > 300
+        assert len(content) > 10_000
+    monkeypatch.setattr(sys, "argv", ["pictures", "--output", str(tmp_path)])
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
+    with pytest.raises(SystemExit):
+        pictures.main()
+    assert "the machine is busy" in capsys.readouterr().err
 
 
 def test_the_step_of_gantt_and_samples_can_be_chosen(browser: Browser, run: Path) -> None:

@@ -78,7 +78,6 @@ class Phases:
     kl_ctrl: KLController
     correction: RolloutCorrection
     log: RunLog
-    recorder: Recorder
     checkpoints: Checkpoints
     use_critic: bool
     use_reference: bool
@@ -123,9 +122,9 @@ class Phases:
         requests: DataProto,
         sampling: RolloutConfig | ValSamplingConfig | None = None,
         *,
-        version: int,
+        version: int | None = None,
     ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs, by the weights of this version."""
+        """Responses to the requests, with their log-probs, by the weights of this version, if one is named."""
         self.set_sampling(requests, sampling)
         requests.meta_info["version"] = version
         groups = self.groups.generating
@@ -331,7 +330,7 @@ class Phases:
         columns = [*MODEL_INPUTS, "values", "returns", *self._present(step, "loss_mask")]
         dealt = self._deal(step, columns, critic_config(self.cfg), self.critic_wg)
         update = self._issued(self.critic_wg.update_critic(dealt), is_update=True)
-        self.recorder.note_update(step, "critic", self.critic_wg)
+        Recorder.note_update(step, "critic", self.critic_wg)
         return update
 
     def update_actor(self, step: Step) -> DataProtoFuture | None:
@@ -356,7 +355,7 @@ class Phases:
         if self.rollout_wg is None:
             self.rollouts.before_new_weights()
         update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
-        self.recorder.note_update(step, "actor", self.actor_rollout_wg)
+        Recorder.note_update(step, "actor", self.actor_rollout_wg)
         if self.rollout_wg is not None:
             self.rollouts.before_new_weights()
         self.send_weights(self.schedule.version + 1)

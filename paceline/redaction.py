@@ -58,8 +58,13 @@ def words_of(name: str) -> list[str]:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value under this name is to be hidden."""
-    return any(word in _STRONG or word in _WEAK for word in words_of(name))
+    """Whether a value under this name is to be hidden. A way to prove who one is (`RAY_AUTH_MODE=token`) is no proof.
+
+    >>> is_secret_name("RAY_AUTH_TOKEN"), is_secret_name("RAY_AUTH_MODE")
+    (True, False)
+    """
+    words = words_of(name)
+    return words[-1] != "mode" and any(word in _STRONG or word in _WEAK for word in words)
 
 
 def is_secret(name: str, value: object) -> bool:

@@ -2,7 +2,7 @@
 
     {"state": "running", "step": 7, "total_steps": 50, "first_step": 0, "started": 1767.0, "updated": 1790.5,
      "running": {"actor_rollout_ref_pool": "generate_sequences", "critic_pool": "update_critic"},
-     "processes": {"driver": 4711, "critic_pool critic rank 0": 4715}}
+     "processes": {"driver": 4711, "critic_pool critic rank 0": 4715}, "host": "node-1"}
 
 `first_step` is the last step of an earlier start, from whose checkpoint this one goes on. While the run validates there
 is `"validation": [640, 1319]`: prompts answered, and all. Where the rollout is ahead of the training, `"queue"` has the
@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -50,6 +51,7 @@ class StatusWriter:
         self._running = running
         self._more = more
         self.validation = (0, 0)
+        self._host = socket.gethostname()
         self.processes: dict[str, int] = {"driver": os.getpid()}
         """Process ids by name, on whatever node."""
         self._status: Row = {
@@ -88,7 +90,12 @@ class StatusWriter:
         # A full or unreachable disk is for the run's own records to complain of.
         with contextlib.suppress(OSError):
             running = {} if self._closed.is_set() else self._running()
-            now: Row = {"updated": time.time(), "running": running, "processes": dict(self.processes)}
+            now: Row = {
+                "updated": time.time(),
+                "running": running,
+                "processes": dict(self.processes),
+                "host": self._host,
+            }
             now |= self._more(running) if running else {}
             if self.validation[1]:
                 now["validation"] = self.validation

@@ -40,7 +40,7 @@ class Held:
 
 
 TOLERANCES = {torch.float32: 4e-6, torch.bfloat16: 0.02}
-"""Of a layer's answer, in its norm: other kernels change the last bits (3e-7 was seen in float32)."""
+"""Of the norm of a layer's answer: other kernels change the last bits."""
 
 
 def fixed_input(width: int, dtype: torch.dtype, device: torch.device) -> Tensor:

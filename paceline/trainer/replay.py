@@ -59,14 +59,6 @@ class NoLog:
         return nullcontext()
 
 
-class NoRecorder:
-    """The replay notes itself what updates say."""
-
-    def note_update(self, step: Step, role: str, group: Any) -> None:
-        assert step.recorded is not None
-        step.recorded[role] = group.describe_update()
-
-
 class RecordedPrompts:
     """As many prompts as the run had: learning-rate schedules count them. None is asked for."""
 
@@ -175,7 +167,6 @@ class Replay:
             logger.warning("the run had worker classes of its own (%s); the replay has the usual ones", others)
         self.trainer.init_workers()
         self.trainer.log = NoLog()  # type: ignore[assignment]
-        self.trainer.recorder = NoRecorder()  # type: ignore[assignment]
         if trains:
             self._bring_weights()
 

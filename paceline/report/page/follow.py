@@ -7,6 +7,7 @@ became shorter, or another one, is of a run that was resumed or started anew: th
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,8 @@ LOG_LINES = 100
 """Of one look."""
 LOOKS_A_SAMPLE = 4
 """So many looks lie between two samples of what processes take."""
+OUR_NAMES = ("python", "ray")
+"""Parts of the names of a run's processes."""
 TIMELINE_BYTES = 2_000_000
 """Of the timeline's end that a page begins with: the steps before are in its first data."""
 
@@ -126,7 +129,7 @@ class Follower:
     def _processes_of(self, status: Row) -> object:
         """Asked for every few looks; the ids of a run that has ended may be others' by now."""
         self._looks += 1
-        if status.get("state") != "running":
+        if status.get("state") != "running" or status.get("host") != socket.gethostname():
             return []
         known = self._seen.get("processes")
         is_due = not known or self._looks % LOOKS_A_SAMPLE == 0
@@ -176,6 +179,8 @@ def processes_now(by_name: Row, known: dict[int, psutil.Process]) -> list[tuple[
     for name, pid in by_name.items():
         try:
             process = known.setdefault(pid, psutil.Process(pid))
+            if not any(word in process.name() for word in OUR_NAMES):  # an id of another node's
+                continue
             with process.oneshot():
                 found.append((name, pid, round(process.cpu_percent() / 100, 1), process.memory_info().rss >> 20))
         except psutil.Error:

@@ -90,7 +90,6 @@ class Phases:
     kl_ctrl: KLController
     correction: RolloutCorrection
     log: RunLog
-    recorder: Recorder
     checkpoints: Checkpoints
     use_critic: bool
     use_reference: bool
@@ -137,10 +136,10 @@ class Phases:
         labels: DataProto,
         sampling: RolloutConfig | ValSamplingConfig | None = None,
         *,
-        version: int,
+        version: int | None = None,
     ) -> DataProtoFuture:
-        """Responses to the requests, with their log-probs, by the weights of this version; or conversations, whose
-        loops read the `labels`."""
+        """Responses to the requests, with their log-probs, by the weights of this version, if one is named; or
+        conversations, whose loops read the `labels`."""
         self.set_sampling(requests, sampling)
         requests.meta_info["version"] = version
         if self.conversations is not None:
@@ -374,7 +373,7 @@ class Phases:
         columns = [*MODEL_INPUTS, "values", "returns", *self._present(step, "loss_mask")]
         dealt = self._deal(step, columns, critic_config(self.cfg), self.critic_wg)
         update = self._issued(self.critic_wg.update_critic(dealt), is_update=True)
-        self.recorder.note_update(step, "critic", self.critic_wg)
+        Recorder.note_update(step, "critic", self.critic_wg)
         return update
 
     def update_actor(self, step: Step) -> DataProtoFuture | None:
@@ -400,7 +399,7 @@ class Phases:
             self.rollouts.before_new_weights()
         with self.log.calls_of(step.number, self.schedule.version + 1):
             update = self._issued(self.actor_rollout_wg.update_actor(dealt), is_update=True)
-        self.recorder.note_update(step, "actor", self.actor_rollout_wg)
+        Recorder.note_update(step, "actor", self.actor_rollout_wg)
         if self.rollout_wg is not None:
             self.rollouts.before_new_weights()
         with self.log.calls_of(step.number, self.schedule.version + 1):

@@ -1,4 +1,4 @@
-"""A small model learns to call a calculator on sums that it can't do: some minutes on two cores.
+"""A small model learns to call a calculator on sums that it can't do.
 
     python examples/agent_calculator/main.py
     python examples/agent_calculator/main.py trainer.placement.name=split trainer.n_gpus_per_node=2

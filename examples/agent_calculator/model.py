@@ -1,7 +1,7 @@
 """The example's model: a Qwen2 of 0.13 million parameters over characters, and sums that it can't do.
 
 It is pre-trained on conversations. In some the assistant calls a calculator and repeats what that says, in most it
-answers at once. Copying is learned in a minute, adding numbers of three digits is not: so it knows how to call, seldom
+answers at once. Copying is learned soon, adding numbers of three digits is not: so it knows how to call, seldom
 does, and is mostly wrong when it does not.
 """
 

@@ -12,7 +12,7 @@ from paceline.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from paceline.report.bundles import Bundle
-    from paceline.trainer.replay import Outcome
+    from paceline.trainer.step_replay import Outcome
 
 EXAMPLES = (
     "runs/paceline/ppo --step 2",
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         folder = bundle_folder(arguments.path.expanduser(), arguments.step)
         changes = parsed_changes(arguments.changes)
 
-        from paceline.trainer.replay import Replay
+        from paceline.trainer.step_replay import Replay
 
         replay = Replay(folder, changes)
         try:

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.config.path_checks import data_files
 from paceline.config.supervised import DialogueDataConfig, PairDataConfig, RatedPairDataConfig, TextDataConfig
 from paceline.config.tables import read_table, table_format
-from paceline.data.conversations import Conversation, ConversationTokens, Messages, TrainedTokens
+from paceline.data.chat_tokens import ConversationTokens, Messages, TrainedConversation, TrainedTokens
 from paceline.errors import DataError
 from paceline.text import shorten
 
@@ -144,7 +144,7 @@ class TextRows(torch.utils.data.Dataset, Generic[Section]):
         """Which of a file's columns are read."""
 
     @abstractmethod
-    def _conversations(self, row: Columns) -> list[Conversation]:
+    def _conversations(self, row: Columns) -> list[TrainedConversation]:
         """The texts of a row. Raises DataError whose text goes on after the name of the row."""
 
     def _margin(self, row: Columns, place: _Place) -> float:
@@ -229,11 +229,11 @@ class Dialogues(TextRows[DialogueDataConfig]):
         config = self.config
         return [config.messages_key] if config.messages_key in names else [config.prompt_key, config.response_key]
 
-    def _conversations(self, row: Columns) -> list[Conversation]:
+    def _conversations(self, row: Columns) -> list[TrainedConversation]:
         config = self.config
         if config.messages_key in row:
             messages = _checked_chat(row[config.messages_key], config.messages_key)
-            return [Conversation(messages, turns=config.trained_turns)]
+            return [TrainedConversation(messages, turns=config.trained_turns)]
         return [_reply_to(row[config.prompt_key], row[config.response_key], config.prompt_key, config.response_key)]
 
 
@@ -249,7 +249,7 @@ class Pairs(TextRows[PairDataConfig]):
             wanted.append(config.margin_key)
         return wanted
 
-    def _conversations(self, row: Columns) -> list[Conversation]:
+    def _conversations(self, row: Columns) -> list[TrainedConversation]:
         config = self.config
         keys = (config.chosen_key, config.rejected_key)
         return [_reply_to(row[config.prompt_key], row[key], config.prompt_key, key) for key in keys]
@@ -263,17 +263,17 @@ class Pairs(TextRows[PairDataConfig]):
         return float(value)
 
 
-def _reply_to(prompt: object, reply: object, prompt_key: str, reply_key: str) -> Conversation:
+def _reply_to(prompt: object, reply: object, prompt_key: str, reply_key: str) -> TrainedConversation:
     """A prompt, as a chat or a string, with one reply, whose last turn is trained."""
     if isinstance(prompt, str):
         if not isinstance(reply, str) or not reply or not prompt:
             raise DataError(f"wants text in the columns {prompt_key!r} and {reply_key!r}; it has {_seen(reply)}.")
-        return Conversation(prompt=prompt, reply=reply)
+        return TrainedConversation(prompt=prompt, reply=reply)
     messages = _checked_chat(prompt, prompt_key)
     if isinstance(reply, str) and reply:
-        return Conversation([*messages, {"role": "assistant", "content": reply}], turns="last")
+        return TrainedConversation([*messages, {"role": "assistant", "content": reply}], turns="last")
     if isinstance(reply, list):
-        return Conversation([*messages, *_checked_chat(reply, reply_key)], turns="last")
+        return TrainedConversation([*messages, *_checked_chat(reply, reply_key)], turns="last")
     raise DataError(f"has {_seen(reply)} in the column {reply_key!r}; it must be text, and not be empty.")
 
 

@@ -17,7 +17,7 @@ Rows = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Place:
+class WeightPlace:
     """Where one weight, or this rank's share of it, lies."""
 
     layer: Any
@@ -52,7 +52,7 @@ def model_of(llm: LLM) -> nn.Module:
     return found[0]
 
 
-def place_of(model: nn.Module, name: str) -> Place | None:
+def place_of(model: nn.Module, name: str) -> WeightPlace | None:
     """Where the weight of this Hugging Face name lies; None if that is not known."""
     path, _, kind = name.rpartition(".")
     parent, _, own = path.rpartition(".")
@@ -64,7 +64,7 @@ def place_of(model: nn.Module, name: str) -> Place | None:
     layer = _submodule(model, path)
     if layer is None or kind not in ("weight", "bias") or not isinstance(getattr(layer, kind, None), Tensor):
         return None
-    by_class: dict[str, Callable[[Any, str], Place]] = {
+    by_class: dict[str, Callable[[Any, str], WeightPlace]] = {
         "VocabParallelEmbedding": _of_vocabulary,
         "ColumnParallelLinear": _of_columns,
         "RowParallelLinear": _of_rows,
@@ -73,7 +73,7 @@ def place_of(model: nn.Module, name: str) -> Place | None:
     if find is not None:
         return find(layer, kind)
     is_packed = kind == "weight" and layer.weight.numel() == 0
-    return None if is_packed and not hasattr(layer, "quant_method") else Place(layer, kind, None, None, is_packed)
+    return None if is_packed and not hasattr(layer, "quant_method") else WeightPlace(layer, kind, None, None, is_packed)
 
 
 def _submodule(model: nn.Module, path: str) -> Any:
@@ -83,7 +83,7 @@ def _submodule(model: nn.Module, path: str) -> Any:
         return None
 
 
-def _in_fused(layer: Any, kind: str, index: int) -> Place | None:
+def _in_fused(layer: Any, kind: str, index: int) -> WeightPlace | None:
     rank, size = layer.tp_rank, layer.tp_size
     if hasattr(layer, "_get_shard_offset_mapping"):  # query, key, value
         letter = "qkv"[index]
@@ -93,28 +93,28 @@ def _in_fused(layer: Any, kind: str, index: int) -> Place | None:
         sizes = [each // size for each in layer.output_sizes]
         first, count = sum(sizes[:index]), sizes[index]
         start = rank * count
-    return Place(layer, kind, (first, count), (0, start, count), _is_packed(layer, kind))
+    return WeightPlace(layer, kind, (first, count), (0, start, count), _is_packed(layer, kind))
 
 
-def _of_columns(layer: Any, kind: str) -> Place:
+def _of_columns(layer: Any, kind: str) -> WeightPlace:
     count = layer.output_size_per_partition
-    return Place(layer, kind, None, (0, layer.tp_rank * count, count), _is_packed(layer, kind))
+    return WeightPlace(layer, kind, None, (0, layer.tp_rank * count, count), _is_packed(layer, kind))
 
 
-def _of_rows(layer: Any, kind: str) -> Place:
+def _of_rows(layer: Any, kind: str) -> WeightPlace:
     count = layer.input_size_per_partition
     share = (1, layer.tp_rank * count, count) if kind == "weight" else None
-    return Place(layer, kind, None, share, _is_packed(layer, kind))
+    return WeightPlace(layer, kind, None, share, _is_packed(layer, kind))
 
 
-def _of_vocabulary(layer: Any, kind: str) -> Place:
+def _of_vocabulary(layer: Any, kind: str) -> WeightPlace:
     """Padding rows come after a rank's own."""
     indices = layer.shard_indices
     count = indices.org_vocab_end_index - indices.org_vocab_start_index
     # A head on a CPU keeps its weight, and computes with a packed copy. An embedding reads the weight.
     is_head = any(cls.__name__ == "ParallelLMHead" for cls in type(layer).__mro__)
     is_packed = kind == "weight" and is_head and hasattr(layer, "cpu_linear")
-    return Place(layer, kind, (0, count), (0, indices.org_vocab_start_index, count), is_packed)
+    return WeightPlace(layer, kind, (0, count), (0, indices.org_vocab_start_index, count), is_packed)
 
 
 def _is_packed(layer: Any, kind: str) -> bool:

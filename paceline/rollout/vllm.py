@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.log_file import output_to_log_file
-from paceline.private_apis.vllm_layout import Place, model_of, place_of
+from paceline.private_apis.vllm_layout import WeightPlace, model_of, place_of
 from paceline.private_apis.vllm_private import (
     DRAWN,
     ENVIRONMENT,
@@ -317,7 +317,7 @@ class VllmRollout(RolloutEngine):
             self.is_asleep = False
 
 
-def held_at(place: Place, dtype: torch.dtype) -> Held:
+def held_at(place: WeightPlace, dtype: torch.dtype) -> Held:
     """What vLLM holds there, in numbers of this dtype where they are packed."""
     if not place.is_packed:
         return Held(lambda whole: place.part(whole).to(place.there().dtype), place.there)

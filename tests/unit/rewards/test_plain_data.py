@@ -18,7 +18,7 @@ from paceline.errors import DataError
 from paceline.rewards.sandbox import RunResult
 from paceline.rewards.score import code
 from paceline.rewards.score.code import plain_data
-from paceline.rewards.score.code.runs import Trial
+from paceline.rewards.score.code.judge_runs import Trial
 
 
 def crossed(value: Any) -> Any:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 from paceline.errors import ConfigError
 from paceline.rewards.sandbox import SANDBOX_URL, Sandbox, sandbox_of
 from paceline.rewards.score import Graded
-from paceline.rewards.score.code.runs import Trial, first_questions, matches, next_run, split_judge_run
+from paceline.rewards.score.code.judge_runs import Trial, first_questions, matches, next_run, split_judge_run
 from paceline.rewards.score.code.truths import read_tests
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.data.conversations import Conversation, ConversationTokens
+from paceline.data.chat_tokens import ConversationTokens, TrainedConversation
 from paceline.errors import DataError
 from tests.tiny import make_tiny_tokenizer
 
@@ -24,7 +24,7 @@ FORGETFUL = (  # leaves out what the assistant thought in earlier turns, as some
 )
 
 
-def split(template: str | None, conversation: Conversation) -> list[str]:
+def split(template: str | None, conversation: TrainedConversation) -> list[str]:
     """The text as runs, trained ones in brackets."""
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = template
@@ -39,7 +39,7 @@ def split(template: str | None, conversation: Conversation) -> list[str]:
 
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "marks"])
 def test_every_turn_of_the_assistant_is_trained_to_its_end(template: str) -> None:
-    assert split(template, Conversation(TURNS)) == [
+    assert split(template, TrainedConversation(TURNS)) == [
         "<user>1+1=<eos>\n<assistant>",
         "[2<eos>]",
         "\n<user>and 3?<eos>\n<assistant>",
@@ -49,17 +49,17 @@ def test_every_turn_of_the_assistant_is_trained_to_its_end(template: str) -> Non
 
 @pytest.mark.parametrize("template", [CHATML, MARKED], ids=["prefixes", "marks"])
 def test_the_last_turn_alone(template: str) -> None:
-    runs = split(template, Conversation(TURNS, turns="last"))
+    runs = split(template, TrainedConversation(TURNS, turns="last"))
     assert runs == ["<user>1+1=<eos>\n<assistant>2<eos>\n<user>and 3?<eos>\n<assistant>", "[five<eos>]"]
 
 
 def test_a_prompt_and_its_reply_as_text_end_with_eos() -> None:
-    assert split(None, Conversation(prompt="1+1=", reply="2")) == ["1+1=", "[2<eos>]"]
+    assert split(None, TrainedConversation(prompt="1+1=", reply="2")) == ["1+1=", "[2<eos>]"]
 
 
 def test_what_the_rollout_is_given_is_the_beginning_of_what_is_trained() -> None:
     tokenizer = make_tiny_tokenizer()
-    (tokens,) = ConversationTokens(tokenizer, {}).tokenise([Conversation(TURNS)])
+    (tokens,) = ConversationTokens(tokenizer, {}).tokenise([TrainedConversation(TURNS)])
     prompt = tokenizer.apply_chat_template(TURNS[:1], add_generation_prompt=True, tokenize=True, return_dict=False)
     assert tokens.ids[: len(prompt)] == prompt
     assert tokens.trained.index(1) == len(prompt)
@@ -67,20 +67,20 @@ def test_what_the_rollout_is_given_is_the_beginning_of_what_is_trained() -> None
 
 def test_a_template_that_rewrites_earlier_turns_is_refused_with_the_way_out() -> None:
     with pytest.raises(DataError, match=r"message 1.*data\.trained_turns=last"):
-        split(FORGETFUL, Conversation(TURNS))
-    assert split(FORGETFUL, Conversation(TURNS, turns="last"))[-1] == "[five<eos>]"
+        split(FORGETFUL, TrainedConversation(TURNS))
+    assert split(FORGETFUL, TrainedConversation(TURNS, turns="last"))[-1] == "[five<eos>]"
 
 
 def test_a_conversation_without_the_assistant_trains_nothing() -> None:
     with pytest.raises(DataError, match="no turn of the assistant"):
-        split(CHATML, Conversation(TURNS[:1]))
+        split(CHATML, TrainedConversation(TURNS[:1]))
 
 
 def test_a_chat_wants_a_template() -> None:
     with pytest.raises(DataError, match="no chat template"):
-        split(None, Conversation(TURNS))
+        split(None, TrainedConversation(TURNS))
 
 
 def test_what_a_template_raises_is_told() -> None:
     with pytest.raises(DataError, match="rejected by the chat template: no system here"):
-        split("{{ raise_exception('no system here') }}", Conversation(TURNS))
+        split("{{ raise_exception('no system here') }}", TrainedConversation(TURNS))

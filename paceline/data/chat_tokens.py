@@ -29,7 +29,7 @@ class TrainedTokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Conversation:
+class TrainedConversation:
     """A text to train on: messages, or a plain prompt with its reply."""
 
     messages: Messages | None = None
@@ -55,7 +55,7 @@ class ConversationTokens:
         template = tokenizer.chat_template
         self.has_marks = isinstance(template, str) and _MARK.search(template) is not None
 
-    def tokenise(self, conversations: Sequence[Conversation]) -> Iterator[TrainedTokens]:
+    def tokenise(self, conversations: Sequence[TrainedConversation]) -> Iterator[TrainedTokens]:
         """The tokens of each. Raises DataError whose text goes on after the name of a row."""
         by_marks = {
             number: self._by_marks(one)
@@ -97,7 +97,7 @@ class ConversationTokens:
         yield tokens[:count], True
         yield tokens[count:], False
 
-    def _segments(self, one: Conversation) -> Iterator[_Segment]:
+    def _segments(self, one: TrainedConversation) -> Iterator[_Segment]:
         if one.messages is None:
             yield _Segment(one.prompt, False, is_start=True)
             yield _Segment(one.reply, True, is_start=False)
@@ -118,7 +118,7 @@ class ConversationTokens:
             yield _Segment(whole[len(opened) : len(closed)], True, is_start=False)
             at = len(closed)
 
-    def _by_marks(self, one: Conversation) -> tuple[list[int], list[int]]:
+    def _by_marks(self, one: TrainedConversation) -> tuple[list[int], list[int]]:
         assert one.messages is not None
         _trained_turns(one)  # there must be one
         encoded = self._apply(one.messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
@@ -144,7 +144,7 @@ class ConversationTokens:
             raise DataError(f"is rejected by the chat template: {error}") from error
 
 
-def _trained_turns(one: Conversation) -> list[int]:
+def _trained_turns(one: TrainedConversation) -> list[int]:
     turns = [number for number, message in enumerate(one.messages or []) if message["role"] == "assistant"]
     if not turns:
         raise DataError("has no turn of the assistant, so there is nothing to train on. Remove it.")

@@ -47,6 +47,7 @@ from paceline.config.run_sections import (
     SamplerConfig,
     ScheduleConfig,
     TrainerConfig,
+    TransferQueueConfig,
 )
 from paceline.config.supervised import (
     DPOConfig,
@@ -76,6 +77,8 @@ class PPOConfig:
     """The run."""
     ray_kwargs: RayConfig = field(default_factory=RayConfig)
     """Ray."""
+    transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)
+    """Data plane."""
 
 
 AnyRunConfig = PPOConfig | SupervisedConfig
@@ -127,5 +130,6 @@ __all__ = [
     "SupervisedConfig",
     "TrainedModelConfig",
     "TrainerConfig",
+    "TransferQueueConfig",
     "ValSamplingConfig",
 ]

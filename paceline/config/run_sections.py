@@ -358,3 +358,12 @@ class RayConfig:
     """Passed straight to ray.init, such as num_cpus, address or runtime_env."""
     timeline_json_file: LocalPath | None = None
     """Write Ray's own timeline there at the end."""
+
+
+@dataclass(frozen=True)
+class TransferQueueConfig:
+    """The TransferQueue data plane, which paceline does not have."""
+
+    enable: bool = False
+    """Put TRANSFER_QUEUE_ENABLE=1 into the environment of all processes, for code of your own that reads it. Batches go
+    through Ray's object store all the same."""

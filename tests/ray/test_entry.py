@@ -19,7 +19,7 @@ from tests.stand_ins import write_model_folder, write_parquet
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name in ("NCCL_DEBUG", "VLLM_LOGGING_LEVEL"):
+    for name in ("NCCL_DEBUG", "VLLM_LOGGING_LEVEL", "TRANSFER_QUEUE_ENABLE"):
         monkeypatch.delenv(name, raising=False)
     write_parquet(tmp_path / "train.parquet")
     write_model_folder(tmp_path)
@@ -74,6 +74,7 @@ def failing_runner(error: BaseException | None) -> type:
 
 def test_run_ppo_starts_ray_with_the_environment_and_stops_it_again(config: dict[str, Any], tmp_path: Path):
     assert not ray.is_initialized()
+    config["transfer_queue"] = {"enable": True}
     config["ray_kwargs"]["timeline_json_file"] = str(tmp_path / "new/timeline.json")
     run_ppo(config, task_runner_class=reporting_runner())
     assert not ray.is_initialized()
@@ -83,6 +84,7 @@ def test_run_ppo_starts_ray_with_the_environment_and_stops_it_again(config: dict
     assert seen["cpus"] == 0
     assert seen["train_batch_size"] == 1024  # a key that only the defaults have
     assert seen["environment"]["VLLM_LOGGING_LEVEL"] == "WARN"
+    assert seen["environment"]["TRANSFER_QUEUE_ENABLE"] == "1"
     assert seen["environment"]["NCCL_DEBUG"] == "TRACE"
     assert seen["environment"]["MINE"] == "yes"
     assert isinstance(json.loads((tmp_path / "new/timeline.json").read_text()), list)
@@ -98,6 +100,7 @@ def test_run_ppo_uses_a_running_ray_and_leaves_it(
     environment = seen_by_runner(config)["environment"]
     assert environment["VLLM_LOGGING_LEVEL"] == "WARN"
     assert environment["NCCL_DEBUG"] == "TRACE"
+    assert "TRANSFER_QUEUE_ENABLE" not in environment
     assert "not used: ['num_cpus']" in caplog.text
 
 

@@ -486,7 +486,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
         "only adapters are sent, so vLLM must have read the base weights. Set load_format=auto.",
     ),
     ({f"{ROLLOUT}.weight_transfer": "nccl"}, f"{ROLLOUT}.weight_transfer='nccl' is not known"),
-    ({"transfer_queue.enable": True}, "transfer_queue.enable is not supported yet: batches go from process to"),
     ({"trainer.schedule.max_staleness": -1}, "trainer.schedule.max_staleness=-1 is out of range"),
     (
         {"trainer.schedule.max_staleness": 2},

@@ -142,7 +142,6 @@ SO_ANYWAY: list[dict[str, Any]] = [
     {f"{ACTOR}.use_torch_compile": False},
     {f"{REF}.use_torch_compile": "false"},
     {"transfer_queue.storage_backend": "x"},
-    {"transfer_queue.enable": False},
     {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.grad_offload": True},
     {f"{ACTOR}.fsdp_config.fsdp_size": -1},
     {f"{REF}.fsdp_config.model_dtype": "fp32"},

@@ -141,7 +141,6 @@ def test_micro_batches_that_are_left_open_are_the_default() -> None:
 SO_ANYWAY: list[dict[str, Any]] = [
     {f"{ACTOR}.use_torch_compile": False},
     {f"{REF}.use_torch_compile": "false"},
-    {"transfer_queue.storage_backend": "x"},
     {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.grad_offload": True},
     {f"{ACTOR}.fsdp_config.fsdp_size": -1},
     {f"{REF}.fsdp_config.model_dtype": "fp32"},
@@ -171,6 +170,7 @@ SO_ANYWAY: list[dict[str, Any]] = [
     {"distillation.enabled": False},
 ]
 NO_EFFECT: list[dict[str, Any]] = [
+    {"transfer_queue.storage_backend": "x"},
     {"data.filter_overlong_prompts_workers": 64},
     {"data.dataloader_num_workers": 8},
     {f"{ROLLOUT}.calculate_log_probs": True},

@@ -300,8 +300,8 @@ class RunConfig:
     prometheus_port: Annotated[int, Range(1, 65_535)] | None = None
     """Serve metrics for Prometheus on this port of the driver's own machine (127.0.0.1), in [1, 65535]. null: no."""
     otlp_endpoint: str | None = None
-    """Send each step and call as a span to this OpenTelemetry collector, which takes OTLP over HTTP, such as
-    http://127.0.0.1:4318. Needs paceline[otel]. null: nothing is sent."""
+    """Send each step and call as a span to this OpenTelemetry collector, the address of one that takes OTLP over
+    HTTP. Needs paceline[otel]. null: nothing is sent."""
     live_view: bool | None = None
     """Show step, phases, scores and the time left in the terminal that started the run, below its lines. null: if it is
     a terminal."""

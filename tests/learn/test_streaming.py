@@ -14,7 +14,7 @@ from paceline.catalog import ESTIMATORS
 from paceline.protocol import DataProto
 from paceline.report.page.read import summarize
 from paceline.report.timeline import read_events
-from paceline.trainer.ppo import run_log
+from paceline.trainer import run_records
 from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
@@ -214,7 +214,7 @@ def test_admission_sampling_waiting_and_versions_are_in_the_records(
     tails: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And responses are graded as they end, some groups while others of their step are sampled."""
-    monkeypatch.setattr(run_log, "COLLECT_SECONDS", 0.0)
+    monkeypatch.setattr(run_records, "COLLECT_SECONDS", 0.0)
     trainer = build_in_process(ppo(tails, tmp_path, **{**streaming(1), **LONG, **APART}))
     graded, queues, sides = [], [], []
     ask, take = trainer.groups.reward.compute_reward, trainer.take_responses

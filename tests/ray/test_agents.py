@@ -55,4 +55,4 @@ def test_a_run_whose_agent_is_killed_goes_on_as_if_it_had_not(tmp_path: Path, ca
     assert caplog.text.count("starting again from") == 1
     assert "agent rank" in caplog.text
     assert "was killed by SIGKILL" in caplog.text
-    assert results(tmp_path / "disturbed", "agent/") == results(tmp_path / "undisturbed")
+    assert results(tmp_path / "disturbed", "agent/", "val-aux/agent/") == results(tmp_path / "undisturbed")

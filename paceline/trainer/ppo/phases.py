@@ -127,15 +127,15 @@ class Phases:
     def issue_rollout(self, step: Step) -> None:
         """Let the weights of `step.version` sample its responses, perhaps ahead of its turn."""
         with self.log.calls_of(step.number, step.version):
-            step.responses = self.generate(step.requests, step.labels, version=step.version)
+            step.responses = self.generate(step.requests, labels=step.labels, version=step.version)
             step.greedy = self.generate_greedy(step.requests, step.version)
 
     def generate(
         self,
         requests: DataProto,
-        labels: DataProto,
         sampling: RolloutConfig | ValSamplingConfig | None = None,
         *,
+        labels: DataProto | None = None,
         version: int | None = None,
     ) -> DataProtoFuture:
         """Responses to the requests, with their log-probs, by the weights of this version, if one is named; or
@@ -143,7 +143,11 @@ class Phases:
         self.set_sampling(requests, sampling)
         requests.meta_info["version"] = version
         if self.conversations is not None:
-            return self._issued(self.conversations.issue(requests, labels, requests.meta_info["sampling"], version))
+            return self._issued(
+                self.conversations.issue(
+                    requests, DataProto() if labels is None else labels, requests.meta_info["sampling"], version
+                )
+            )
         groups = self.groups.generating
         shares = share_out(len(requests), [group.world_size for group in groups])
         parts = [
@@ -169,7 +173,7 @@ class Phases:
             return None
         rollout = self.cfg.actor_rollout_ref.rollout
         greedy = replace(rollout, do_sample=False)
-        return self.generate(requests[:: rollout.n], DataProto(), greedy, version=version)
+        return self.generate(requests[:: rollout.n], greedy, version=version)
 
     def take_responses(self, step: Step) -> None:
         """Wait for the responses. With dynamic sampling, further prompts replace groups of equal scores."""
@@ -204,7 +208,7 @@ class Phases:
         step.add(draw)
         version = self.schedule.version
         with self.log.calls_of(step.number, version):
-            responses = self.generate(requests, labels, version=version)
+            responses = self.generate(requests, labels=labels, version=version)
         return labels.union(with_versions(responses.get(), version))
 
     def compute_old_log_probs(self, batch: DataProto) -> DataProtoFuture:

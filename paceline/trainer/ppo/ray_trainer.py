@@ -438,7 +438,9 @@ class RayPPOTrainer(Phases, KnownNames):
         with self.log.validating(len(self.val_dataloader.dataset)):
             return validate(
                 self.val_dataloader,
-                lambda requests, labels: self.generate(requests, labels, sampling, version=self.schedule.version),
+                lambda requests, labels: self.generate(
+                    requests, sampling, labels=labels, version=self.schedule.version
+                ),
                 lambda batch: self.grade(batch, validation=True),
                 self.log,
                 n=sampling.n,

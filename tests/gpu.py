@@ -18,6 +18,7 @@ SUITES = (
     "tests/contract/test_engine_contract.py",
     "tests/contract/test_rollout_contract.py",
     "tests/contract/test_vllm_sleep.py",
+    "tests/contract/test_weight_proof.py",
     "tests/unit/engine/backends/test_own_model.py",
     "tests/unit/workers/test_role_worker.py",
     "tests/learn/test_rollout_engines.py",

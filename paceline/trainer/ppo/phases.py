@@ -143,11 +143,8 @@ class Phases:
         self.set_sampling(requests, sampling)
         requests.meta_info["version"] = version
         if self.conversations is not None:
-            return self._issued(
-                self.conversations.issue(
-                    requests, DataProto() if labels is None else labels, requests.meta_info["sampling"], version
-                )
-            )
+            labels = DataProto() if labels is None else labels
+            return self._issued(self.conversations.issue(requests, labels, requests.meta_info["sampling"], version))
         groups = self.groups.generating
         shares = share_out(len(requests), [group.world_size for group in groups])
         parts = [

@@ -179,6 +179,7 @@ def test_micro_batches_and_packing_change_an_update_by_rounding_alone(
         {"data__micro_batch_size_per_gpu": 3, "model__use_remove_padding": True},
         {"data__max_token_len_per_gpu": 60, "model__use_remove_padding": True},
         {"data__max_token_len_per_gpu": 1, "model__use_remove_padding": False},
+        {"data__max_token_len_per_gpu": 60, "engine__strategy": "fsdp2"},
     ]
     runs = [
         train_on_texts(root, text_config(material, tmp_path / str(number), KINDS[root], optim__lr=1e-3, **cut))

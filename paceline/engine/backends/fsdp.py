@@ -135,7 +135,7 @@ class Fsdp2Engine(ShardedEngine, SharedRows):
     def _micro_batches(self, columns: TensorDict, size: MicroBatchSize) -> list[Tensor | None]:
         # A rank has its part of the tokens.
         if (tokens := size.get("max_tokens")) is not None:
-            size = {"max_tokens": tokens * self.spec.ulysses_sequence_parallel_size}
+            size = {**size, "max_tokens": tokens * self.spec.ulysses_sequence_parallel_size}
         return super()._micro_batches(columns, size)
 
     def _shard(self, answers: AnswerModel, layers: list[nn.Module], mesh: DeviceMesh) -> nn.Module:

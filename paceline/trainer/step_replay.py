@@ -257,7 +257,8 @@ class Replay:
             return
         recorded: dict[str, Any] = self.manifest["updates"]
         for role in ("critic", "actor"):
-            if role in step.order and role in self.bundle.extras["order"]:
+            # Several ranks had their rows one rank after another; mini-batches are of the same rows all the same.
+            if self.is_exact and role in step.order and role in self.bundle.extras["order"]:
                 self._compare(outcome, f"{role}: order of rows", step.order[role], self.bundle.extras["order"][role])
             if role in step.recorded and role in recorded:
                 now = plain(step.recorded[role].get()[0])

@@ -250,7 +250,8 @@ class MegatronEngine(OwnModelEngine):
         split: Callable[[Tensor], list[Tensor]] = lambda fused: [fused],
     ) -> Part:
         """`fuse` makes a rank's parameter of its pieces of what `names` are, along `dim`; `split` undoes it."""
-        count, rank = self.tensor_parallel_size, self.row_rank
+        count, group = self.tensor_parallel_size, self.tensor_parallel_group
+        rank = 0 if group is None else dist.get_rank(group)
         # Megatron marks shares itself only where it also draws their values.
         setattr(parameter, "tensor_model_parallel", dim is not None)  # noqa: B010 - torch's type has no such field
         lengths = [0 if dim is None else self.hf_model.get_parameter(name).shape[dim] for name in names]

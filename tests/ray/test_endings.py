@@ -67,6 +67,7 @@ def kill_first(process: subprocess.Popen, name: str) -> list[psutil.Process]:
     children: list[psutil.Process] = []
     while name not in [child.name() for child in children] and time.time() < deadline:
         children = descendants(process)
+        assert process.poll() is None, "it ended before"
         time.sleep(0.02)
     next(child for child in children if child.name() == name).kill()
     return children
@@ -157,7 +158,7 @@ def test_a_ray_that_is_killed_at_its_start_is_told_in_a_line(start: Start, tmp_p
 def test_a_ray_that_is_killed_at_its_start_is_started_again_where_restarts_are_left(
     start: Start, tmp_path: Path, name: str
 ) -> None:
-    process = start(tmp_path / "run", trainer__max_restarts=1, trainer__total_training_steps=1)
+    process = start(tmp_path / "run", trainer__max_restarts=1, trainer__save_freq=1, trainer__total_training_steps=1)
     kill_first(process, name)
     assert process.wait(timeout=PATIENCE_SECONDS) == 0, (tmp_path / "output.txt").read_text()
     output = (tmp_path / "output.txt").read_text()

@@ -171,7 +171,7 @@ def test_calls_without_a_pause_do_not_keep_it_from_decoding(engine, turns, threa
             thread.check()
             num_calls += 1
     assert len(engine.steps) == 59
-    assert num_calls < 5 * 59
+    assert num_calls < 50 * 59  # how many depends on which thread the machine runs; without turns it is thousands
 
 
 def test_an_inner_call_does_not_end_the_turn_of_the_outer(engine, turns, thread) -> None:

@@ -177,6 +177,22 @@ COLUMNS: dict[str, Column] = {
             ("join_labels", "conversation_metrics"),
             "dict: ended_by, num_turns, turn_rewards, and what loops and tools counted",
         ),
+        Column(
+            "pixel_values",
+            ("B", "patches", "numbers"),
+            "float32",
+            _DATASET,
+            (_ROLLOUT, *_MODELS, *_UPDATES),
+            "pixels of the prompt's images, where it has some",
+        ),
+        Column(
+            "image_grid_thw",
+            ("B", "images", "3"),
+            "int64",
+            _DATASET,
+            (_ROLLOUT, *_MODELS, *_UPDATES),
+            "frames, rows and columns of patches of each image",
+        ),
         Column("uid", ("B",), "object", "make_requests", ("compute_reward", "compute_advantages"), "names the group"),
         Column(
             "reward_extra_info",
@@ -192,6 +208,9 @@ COLUMNS: dict[str, Column] = {
 
 MODEL_INPUTS = ["input_ids", "attention_mask", "position_ids", "responses", "response_mask"]
 """What a forward pass over prompt and response needs."""
+
+IMAGE_COLUMNS = ["pixel_values", "image_grid_thw"]
+"""What goes with both where prompts have images."""
 
 REQUEST_COLUMNS = ["input_ids", "attention_mask", "position_ids"]
 """What a dataset row gives to the rollout (of prompt width), beside `seeds`."""

@@ -66,6 +66,9 @@ class DataConfig:
     """Leave out prompts longer than max_prompt_length, and say how many."""
     prompt_key: str = "prompt"
     """Column of the prompt: a chat (list of {role, content}) or a string."""
+    image_key: str | None = None
+    """Column of a prompt's images, for a model that reads them: a list of {bytes, path}. Each <image> in the chat
+    stands for the next one. null: prompts are text."""
     reward_fn_key: str = "data_source"
     """Column that names the scorer of a row."""
     keep_columns: list[str] | None = None

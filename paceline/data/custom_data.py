@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.config import DataConfig
 from paceline.config.load import section_dictconfig
+from paceline.data.prompt_images import PromptImages
 from paceline.data.rl_dataset import RLHFDataset
 from paceline.errors import ConfigError, DataError
 from paceline.external import import_file
@@ -26,6 +27,7 @@ def make_dataset(
     *,
     max_samples: int,
     processor: object = None,
+    images: PromptImages | None = None,
 ) -> Any:
     """The prompts of `files`: an RLHFDataset, or one of the class that data.custom_cls names.
 
@@ -34,7 +36,7 @@ def make_dataset(
     """
     custom = data.custom_cls
     if custom.path is None:
-        return RLHFDataset(files, tokenizer, data, max_samples=max_samples)
+        return RLHFDataset(files, tokenizer, data, max_samples=max_samples, images=images)
     cls = load_class("data.custom_cls.path", custom.path, "data.custom_cls.name", custom.name)
     is_ours = isinstance(cls, type) and issubclass(cls, RLHFDataset)
     names = [files] if isinstance(files, str) else list(files)

@@ -191,6 +191,14 @@ def _repeats(chunks: list[pq.ColumnChunkMetaData]) -> bool:
 
 def _choose_columns(files: list[_Head], config: DataConfig) -> set[str]:
     always = {config.prompt_key, config.reward_fn_key, *ALWAYS_READ}
+    if config.image_key is not None:
+        always.add(config.image_key)
+        for file in files:
+            if config.image_key not in file.sizes:
+                raise DataError(
+                    f"{file.path} has no column {config.image_key!r} of images; it has "
+                    f"{', '.join(sorted(file.sizes))}. Set data.image_key to its name, or leave it out."
+                )
     sizes: Counter[str] = Counter()
     for file in files:
         sizes.update(file.sizes)

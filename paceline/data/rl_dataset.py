@@ -21,8 +21,10 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.config import DataConfig
 from paceline.data.prompt_files import PromptFile, read_prompt_files
+from paceline.data.prompt_images import PromptImages
 from paceline.data.token_cache import cache_folder, cache_key, load_tokens, save_tokens
 from paceline.errors import ConfigError, DataError
+from paceline.protocol.image_columns import GRIDS, PIXELS
 from paceline.text import shorten
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class RLHFDataset(torch.utils.data.Dataset):
         config: `prompt_key`, `reward_fn_key`, `keep_columns`, `max_prompt_length`, `truncation`,
             `filter_overlong_prompts`, `apply_chat_template_kwargs`, `return_raw_chat`, `cache_dir`.
         max_samples: use only the first rows; -1 is all.
+        images: reads the images of `image_key`, which the prompts have then, as columns of `image_columns`.
 
     A prompt that is a chat (a list of `{"role", "content"}`) goes through the chat template with a generation prompt.
     A prompt that is a string is tokenised as it is.
@@ -59,16 +62,26 @@ class RLHFDataset(torch.utils.data.Dataset):
         tokenizer: PreTrainedTokenizerBase,
         config: DataConfig,
         max_samples: int = -1,
+        images: PromptImages | None = None,
     ) -> None:
         if tokenizer.pad_token_id is None:
             raise DataError("The tokenizer has no padding token. Load it with paceline.data.load_tokenizer.")
         self.tokenizer = tokenizer
         self.config = config
+        self._images = images if config.image_key is not None else None
+        self._most = 0, 0
+        """Patches and images of the prompts with the most of them."""
         self._files = read_prompt_files(files, config, max_samples)
         tokens = self._token_ids()
         lengths = np.array([len(ids) for ids in tokens])
         self._rows = self._select(lengths)
         self.num_cut = int((lengths[self._rows] > config.max_prompt_length).sum())
+        if self.num_cut and self._images is not None:
+            raise DataError(
+                f"{self.num_cut} prompts with images are longer than data.max_prompt_length="
+                f"{config.max_prompt_length}, and images can't be cut. Raise it, or set "
+                "data.filter_overlong_prompts=True."
+            )
         kept = [self._truncate(tokens[row]) for row in self._rows]
         self._ends = np.cumsum([len(ids) for ids in kept])
         self._tokens = np.concatenate(kept)
@@ -98,6 +111,9 @@ class RLHFDataset(torch.utils.data.Dataset):
         if self.config.return_raw_chat:
             prompt = columns.pop(self.config.prompt_key)
             columns["raw_prompt"] = prompt if isinstance(prompt, str) else _without_nulls(prompt)
+        if self._images is not None:
+            cells = columns.pop(self.config.image_key)
+            columns |= zip((PIXELS, GRIDS), self._images.padded(cells, *self._most), strict=True)
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -112,11 +128,15 @@ class RLHFDataset(torch.utils.data.Dataset):
 
     def column(self, name: str) -> list[Any]:
         """The values of an extra column for all prompts, None where it was not in the file or not kept."""
+        values = self._all_values(name)
+        return [values[row] for row in self._rows]
+
+    def _all_values(self, name: str) -> list[Any]:
         values: list[Any] = []
         for file in self._files:
             has_it = name in file.table.column_names
             values += file.table.column(name).to_pylist() if has_it else [None] * file.table.num_rows
-        return [values[row] for row in self._rows]
+        return values
 
     def reward_labels(self) -> list[dict[str, str | bool | None] | None]:
         """For each prompt `style`, and True or None for a `ground_truth`: the truths themselves may be large."""
@@ -158,6 +178,8 @@ class RLHFDataset(torch.utils.data.Dataset):
     def _token_ids(self) -> list[np.ndarray]:
         """The token ids of each prompt, from the cache or made now. Either way the prompts were checked."""
         folder = cache_folder(self.config.cache_dir)
+        if self._images is not None:  # their sizes have a part in it
+            return self._with_images(self._tokenise(), self._images)
         prompts = [file.table.column(self.config.prompt_key) for file in self._files]
         key = cache_key(prompts, self.tokenizer, self.config.apply_chat_template_kwargs) if folder else None
         if folder is None or key is None:
@@ -174,6 +196,20 @@ class RLHFDataset(torch.utils.data.Dataset):
             logger.info("tokenised %d prompts, cached for the next run in %s", len(tokens), folder)
         else:
             logger.info("tokenised %d prompts", len(tokens))
+        return tokens
+
+    def _with_images(self, tokens: list[np.ndarray], images: PromptImages) -> list[np.ndarray]:
+        """The tokens of each prompt with those of its images; notes the most of them in a prompt."""
+        patches: list[list[int]] = []
+        for row, cells in enumerate(self._all_values(str(self.config.image_key))):
+            try:
+                if not cells:
+                    raise DataError("has no image, and all prompts must have one where data.image_key is set")
+                patches.append(images.num_patches(cells))
+                tokens[row] = np.asarray(images.expanded(tokens[row].tolist(), patches[-1]), dtype=np.int32)
+            except DataError as error:
+                raise DataError(f"The prompt in {self._describe(row)} {error}.") from error
+        self._most = max(map(sum, patches)), max(map(len, patches))
         return tokens
 
     def _tokenise(self) -> list[np.ndarray]:
@@ -214,8 +250,9 @@ class RLHFDataset(torch.utils.data.Dataset):
                 "strings."
             )
         try:
+            chat = _without_nulls(prompt)
             text = self.tokenizer.apply_chat_template(
-                _without_nulls(prompt),
+                chat if self._images is None else self._images.with_parts(chat),
                 add_generation_prompt=True,
                 tokenize=False,
                 **self.config.apply_chat_template_kwargs,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 
 from paceline.engine.answers import ROUNDING, AnswerModel, check_shortcuts
 from paceline.engine.compiled_layers import CompiledLayers, compile_errors
-from paceline.engine.hf_models import build_model
+from paceline.engine.hf_models import build_model, reads_images
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
 from paceline.engine.model_calls import ModelCall, packed_call, padded_call, two_sequences
@@ -34,6 +35,7 @@ from paceline.engine.training_state import (
 )
 from paceline.errors import ConfigError
 from paceline.private_apis.peft_private import adapters_disabled
+from paceline.protocol.image_columns import GRIDS
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +128,11 @@ class HfEngine(MicroBatchEngine):
         asked = self.spec.model.use_remove_padding
         if asked is False:
             return False
-        problem = packing_problem(self.model, self._call_model, rounding)
+        problem = (
+            "positions in images have three numbers"
+            if reads_images(self.model.config)
+            else packing_problem(self.model, self._call_model, rounding)
+        )
         if problem and asked:
             raise ConfigError(f"model.use_remove_padding=True: {problem}. Set model.use_remove_padding=False.")
         if problem:
@@ -149,8 +155,21 @@ class HfEngine(MicroBatchEngine):
     ) -> dict[str, Tensor]:
         make_call = packed_call if packed else padded_call
         call = replace(make_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
+        if GRIDS in call.inputs:
+            call = replace(call, inputs={**call.inputs, "position_ids": self._positions_with_images(call.inputs)})
         with self._precision():
             return self._answer_call(call, temperature)
+
+    def _positions_with_images(self, inputs: dict[str, Any]) -> Tensor:
+        """(3, rows, tokens): a patch's place is its frame, row and column. Of responses, too, which come behind."""
+        model: Any = self.model
+        position_ids, _ = model.base_model.get_rope_index(
+            inputs["input_ids"],
+            mm_token_type_ids=(inputs["input_ids"] == model.config.image_token_id).int(),
+            image_grid_thw=inputs[GRIDS],
+            attention_mask=inputs["attention_mask"],
+        )
+        return torch.as_tensor(position_ids)
 
     def _answer_call(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
         answers: dict[str, Tensor] = self.root(call, temperature)

@@ -19,6 +19,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     PretrainedConfig,
@@ -49,15 +50,32 @@ def read_model(model: ModelConfig, kind: ModelKind) -> tuple[PreTrainedModel, se
     """
     path = _checked_path(model)
     with quiet_transformers(), _config_error_on_failure(path):
-        built, info = _AUTO_CLASSES[kind].from_pretrained(
+        config = _read_config(model, kind)
+        built, info = _auto_class(config, kind).from_pretrained(
             path,
-            config=_read_config(model, kind),
+            config=config,
             dtype=torch.float32,
             attn_implementation="sdpa",
             trust_remote_code=model.trust_remote_code,
             output_loading_info=True,
         )
     return built, set(info["missing_keys"])
+
+
+def reads_images(config: PretrainedConfig) -> bool:
+    """Whether the model is one of images and text."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def _auto_class(config: PretrainedConfig, kind: ModelKind) -> Any:
+    if not reads_images(config):
+        return _AUTO_CLASSES[kind]
+    if kind != "causal_lm":
+        raise ConfigError(
+            f"a model of images ({config.model_type}) as a critic or a reward model is not supported yet: set "
+            "algorithm.adv_estimator to one without a critic, such as grpo, or the path to a model of text."
+        )
+    return AutoModelForImageTextToText
 
 
 def build_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> PreTrainedModel:
@@ -76,8 +94,9 @@ def build_empty_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> Pr
     Parameters and buffers hold whatever the memory held; the system gives pages only when they are written to.
     """
     with quiet_transformers(), _config_error_on_failure(_checked_path(model)), torch.device("meta"):
-        built = _AUTO_CLASSES[kind].from_config(
-            _read_config(model, kind),
+        config = _read_config(model, kind)
+        built = _auto_class(config, kind).from_config(
+            config,
             dtype=torch.float32,
             attn_implementation="sdpa",
             trust_remote_code=model.trust_remote_code,

@@ -28,6 +28,7 @@ from paceline.engine.model_calls import two_sequences
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
 from paceline.engine.training_state import Snapshot, TrainingState, full_tensor, write_snapshot
 from paceline.errors import NonFiniteError
+from paceline.protocol.image_columns import PIXELS
 
 if TYPE_CHECKING:
     from paceline.protocol import DataProto
@@ -80,7 +81,7 @@ class MicroBatchEngine(Engine):
             with self._calls():
                 for rows in self._micro_batches(columns, size):
                     if rows is None:
-                        self._forward_idle().backward()
+                        self._forward_idle(columns).backward()
                         continue
                     micro_batch = columns[rows]
                     loss, metric_sums = loss_fn(self._forward(micro_batch, temperature), micro_batch.to(self.device))
@@ -112,7 +113,7 @@ class MicroBatchEngine(Engine):
         with self.on_device(), self._calls():
             for rows in self._micro_batches(columns, size):
                 if rows is None:
-                    self._forward_idle()
+                    self._forward_idle(columns)
                     continue
                 order.append(rows)
                 answers = self._forward(columns[rows], temperature, sum_pi_squared=sum_pi_squared)
@@ -239,9 +240,12 @@ class MicroBatchEngine(Engine):
             for name, answer in answers.items()
         }
 
-    def _forward_idle(self) -> Tensor:
-        """A forward pass beside ranks with more micro-batches than this one; returns a zero with zero gradients."""
-        output = self._forward(two_sequences(), temperature=1.0)
+    def _forward_idle(self, columns: TensorDict) -> Tensor:
+        """A forward pass beside ranks with more micro-batches than this one; returns a zero with zero gradients.
+
+        Where rows have images it is on one of them, since all ranks must go through the same parts of the model.
+        """
+        output = self._forward(columns[:1] if PIXELS in columns else two_sequences(), temperature=1.0)
         return 0.0 * torch.stack([value.sum() for value in output.values()]).sum()
 
     def _micro_batches(self, columns: TensorDict, size: MicroBatchSize) -> list[Tensor | None]:

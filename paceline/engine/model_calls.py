@@ -14,6 +14,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from paceline.engine.hf_models import ModelKind
+from paceline.protocol.image_columns import GRIDS, PIXELS, image_inputs
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ def padded_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) 
     names = ("input_ids", "attention_mask", "position_ids")
     inputs: dict[str, Any] = {name: micro_batch[name][:, window].to(device) for name in names}
     width = inputs["input_ids"].shape[-1]
+    if PIXELS in micro_batch:
+        images = image_inputs(micro_batch[PIXELS], micro_batch[GRIDS])
+        inputs |= {PIXELS: images.pixel_values.to(device), GRIDS: images.grids.to(device)}
     return ModelCall(
         inputs={**inputs, "use_cache": False},
         places=(rows * width + columns - window.start).to(device),

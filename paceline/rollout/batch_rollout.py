@@ -28,14 +28,18 @@ class BatchRollout(RolloutEngine):
     def sample(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
         """One response per prompt, in the order of the prompts, from requests that were checked."""
 
+    def sample_requests(self, requests: list[Request], sampling: SamplingParams) -> list[Completion]:
+        """`sample` for requests, which may have images where the engine takes them."""
+        prompts = [request.prompt_ids for request in requests]
+        return self.sample(prompts, sampling, [request.seed for request in requests])
+
     def step(self) -> None:
         by_sampling: dict[SamplingParams, list[Request]] = {}
         for request in self._under_way.values():
             by_sampling.setdefault(request.sampling, []).append(request)
         with self.decoding():
             for sampling, requests in by_sampling.items():
-                prompts = [request.prompt_ids for request in requests]
-                completions = self.sample(prompts, sampling, [request.seed for request in requests])
+                completions = self.sample_requests(requests, sampling)
                 for request, completion in zip(requests, completions, strict=True):
                     self.finish(request.id, completion)
 

@@ -6,6 +6,7 @@ import torch
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
+from paceline.protocol.image_columns import GRIDS, PIXELS, ImageInputs, image_inputs
 from paceline.rollout.rollout_interface import Completion
 
 
@@ -13,6 +14,14 @@ def prompt_token_lists(data: DataProto) -> list[list[int]]:
     """The prompts' token ids without padding, from `input_ids` and `attention_mask` (batch, prompt)."""
     rows = zip(data.batch["input_ids"], data.batch["attention_mask"].bool(), strict=True)
     return [ids[mask].tolist() for ids, mask in rows]
+
+
+def prompt_images(data: DataProto) -> list[ImageInputs] | None:
+    """The images of each prompt; None where prompts are text."""
+    if PIXELS not in data.batch:
+        return None
+    rows = zip(data.batch[PIXELS], data.batch[GRIDS], strict=True)
+    return [image_inputs(pixels[None], grids[None]) for pixels, grids in rows]
 
 
 def to_batch(
@@ -68,5 +77,6 @@ def to_batch(
             "response_mask": response_mask,
             "rollout_log_probs": log_probs,
             **({"policy_versions": versions} if with_versions else {}),
+            **{name: prompts.batch[name] for name in (PIXELS, GRIDS) if name in prompts.batch},
         }
     )

@@ -19,6 +19,7 @@ import torch
 from paceline.catalog import ROLLOUTS, Registry, RolloutEntry
 from paceline.config import ModelConfig, RolloutConfig
 from paceline.errors import ConfigError, DataError, NonFiniteError, PacelineError
+from paceline.protocol.image_columns import ImageInputs
 from paceline.rollout.held_weights import Held
 
 if TYPE_CHECKING:
@@ -101,6 +102,9 @@ class Request:
     """What an earlier request sampled before it was aborted. This one goes on from there, and its response begins with
     those tokens, their log-probs and their versions."""
 
+    images: ImageInputs | None = None
+    """Those that the prompt has, where it has some: their tokens are in `prompt_ids`."""
+
     @property
     def context(self) -> list[int]:
         """The prompt, and the tokens that were sampled already."""
@@ -143,6 +147,8 @@ class RolloutEngine(ABC):
 
     keeps_own_weights: ClassVar[bool] = False
     """True: its weights are never the actor's own tensors, so every new version comes by `update_weights`."""
+    takes_images: ClassVar[bool] = False
+    """Whether prompts may have images."""
     takes_requests_singly: ClassVar[bool] = True
     """False: a step samples all that was submitted to its end. See `BatchRollout`."""
 
@@ -163,7 +169,13 @@ class RolloutEngine(ABC):
 
     # For callers
 
-    def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        seeds: list[int],
+        images: list[ImageInputs] | None = None,
+    ) -> list[Completion]:
         """One response per prompt, in the order of the prompts.
 
         `seeds` has one number per prompt. The random numbers of a request come from its seed alone: neither its
@@ -173,8 +185,10 @@ class RolloutEngine(ABC):
         numbers = range(self._num_generated, self._num_generated + len(prompts))
         self._num_generated = numbers.stop
         requests = [
-            Request(f"generate-{number}", prompt, sampling, seed)
-            for number, prompt, seed in zip(numbers, prompts, seeds, strict=True)
+            Request(f"generate-{number}", prompt, sampling, seed, images=its_images)
+            for number, prompt, seed, its_images in zip(
+                numbers, prompts, seeds, images or [None] * len(prompts), strict=True
+            )
         ]
         try:
             self.enqueue(requests)
@@ -211,6 +225,11 @@ class RolloutEngine(ABC):
 
     def enqueue(self, requests: list[Request]) -> None:
         """`submit` for checked requests."""
+        if not self.takes_images and any(request.images is not None for request in requests):
+            raise PacelineError(
+                f"{type(self).__name__} does not read images. Set actor_rollout_ref.rollout.name=hf, or leave "
+                "data.image_key out."
+            )
         self.admit(requests)
         for request in requests:
             self._under_way[request.id] = request

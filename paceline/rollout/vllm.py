@@ -30,6 +30,7 @@ from paceline.private_apis.vllm_private import (
     shared_memory_of_this_run,
     silence_reload,
 )
+from paceline.protocol.image_columns import ImageInputs
 from paceline.rollout.held_weights import Held, fixed_input
 from paceline.rollout.rollout_interface import (
     CachePolicy,
@@ -142,10 +143,16 @@ class VllmRollout(RolloutEngine):
             peers=engine_peers() if is_shared else None,
         )
 
-    def generate(self, prompts: list[list[int]], sampling: SamplingParams, seeds: list[int]) -> list[Completion]:
+    def generate(
+        self,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        seeds: list[int],
+        images: list[ImageInputs] | None = None,
+    ) -> list[Completion]:
         """One response per prompt, in order. Equal prompts share what vLLM's prefix cache holds of them."""
         if self.peers is None:
-            return super().generate(prompts, sampling, seeds)
+            return super().generate(prompts, sampling, seeds, images)
         everyone = [(prompts, seeds)] * self.peers.size()
         dist.all_gather_object(everyone, (prompts, seeds), self.peers)
         for requests in everyone:  # also those of peers: what one of them refuses, all refuse

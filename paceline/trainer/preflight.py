@@ -41,6 +41,8 @@ HUB_SECONDS = 5.0
 """How long the hub may take to answer."""
 _SCALED = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling whose factor is not in max_position_embeddings."""
+IMAGE_MODELS = ("qwen2_vl", "qwen2_5_vl")
+"""Kinds of models of images and text that were tried."""
 
 
 def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
@@ -186,16 +188,26 @@ def config_of(path: str) -> dict[str, Any]:
 
 
 def _image_problems(cfg: PPOConfig) -> Iterator[str]:
-    """Models that read images, of whose kind transformers has none that reads text alone."""
+    """Models that read images where prompts are text, if transformers has none of their kind that reads text alone; and
+    models of text, or of a kind that was not tried, where prompts have images."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+    if cfg.data.image_key is not None:
+        path = str(cfg.actor_rollout_ref.model.path)
+        kind = _whole_config(path).get("model_type")
+        if kind is not None and kind not in IMAGE_MODELS:
+            yield (
+                f"data.image_key={cfg.data.image_key}: actor_rollout_ref.model.path={path} is a model of kind {kind}; "
+                f"those that read images here are {' and '.join(IMAGE_MODELS)}. Set it to one, or leave image_key out."
+            )
+        return
     for key, path in _models(cfg).items():
         config = _whole_config(path)
         kind = config.get("model_type")
         if "vision_config" in config and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             yield (
-                f"{key}={path} is a model of images and text ({kind}), which is not supported yet: prompts are text. "
-                "Set it to a model of text."
+                f"{key}={path} is a model of images and text ({kind}), and prompts are text. Set it to a model of "
+                "text, or data.image_key to the column of images."
             )
 
 
@@ -297,24 +309,25 @@ def _datasets(
     key: str, files: list[str], tokenizer: PreTrainedTokenizerBase, cfg: PPOConfig, most: int
 ) -> dict[str, RLHFDataset]:
     from paceline.data.rl_dataset import RLHFDataset
-    from paceline.trainer.ppo.loaders import prompt_config
+    from paceline.trainer.ppo.loaders import image_reader, prompt_config
 
+    images = image_reader(cfg)
     # A dry run leaves no file; of a run, what is tokenised here is tokenised.
     data = prompt_config(cfg)
     data = dataclasses.replace(data, cache_dir="") if cfg.trainer.dry_run else data
     rows = {file: table_head(file)[0] for file in files}
     total = sum(rows.values()) if most < 0 else min(most, sum(rows.values()))
     if total <= SMALL:
-        return {key: RLHFDataset(files, tokenizer, data, max_samples=most)}
+        return {key: RLHFDataset(files, tokenizer, data, max_samples=most, images=images)}
     share = max(1, SAMPLED // len(files))
     # Only all rows show whether a filter leaves anything: the run checks that.
     sampled = dataclasses.replace(
         data, cache_dir="", truncation="left" if data.filter_overlong_prompts else data.truncation,
         filter_overlong_prompts=False,
     )  # fmt: skip
-    found = {f"{key} {file}": RLHFDataset([file], tokenizer, sampled, share) for file in files if rows[file]}
+    found = {f"{key} {file}": RLHFDataset([file], tokenizer, sampled, share, images) for file in files if rows[file]}
     if data.filter_overlong_prompts and all(dataset.num_cut == len(dataset) for dataset in found.values()):
-        return {key: RLHFDataset(files, tokenizer, data, max_samples=most)}
+        return {key: RLHFDataset(files, tokenizer, data, max_samples=most, images=images)}
     return found
 
 

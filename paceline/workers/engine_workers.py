@@ -38,7 +38,7 @@ from paceline.errors import ConfigError
 from paceline.protocol import DataProto
 from paceline.rewards.combine import at_last_token
 from paceline.rollout import RolloutEngine, RolloutSpec, SamplingParams, get_rollout
-from paceline.rollout.postprocess import prompt_token_lists, to_batch
+from paceline.rollout.postprocess import prompt_images, prompt_token_lists, to_batch
 from paceline.rollout.rollout_interface import DTYPES
 from paceline.single_controller.base import Dispatch
 from paceline.workers.agent_calls import AgentCalls
@@ -160,7 +160,10 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
         rollout = built(self.rollout)
         sampling = SamplingParams(max_tokens=self.run.max_response_length, **prompts.meta_info["sampling"])
         with self.rollout_on_device(prompts.meta_info.get("version")):
-            completions = rollout.generate(prompt_token_lists(prompts), sampling, prompts.batch["seeds"].tolist())
+            # An engine of a user's own need not know the word.
+            images = {"images": found} if (found := prompt_images(prompts)) is not None else {}
+            seeds = prompts.batch["seeds"].tolist()
+            completions = rollout.generate(prompt_token_lists(prompts), sampling, seeds, **images)
         rollout.sleep()
         return to_batch(
             prompts,

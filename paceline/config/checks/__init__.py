@@ -17,6 +17,7 @@ from paceline.config.checks.agent_checks import check_agents
 from paceline.config.checks.batch_checks import check_mini_batches, check_pools
 from paceline.config.checks.correction_checks import check_correction, check_policy_loss
 from paceline.config.checks.estimator_checks import check_estimator
+from paceline.config.checks.image_checks import check_images
 from paceline.config.checks.model_checks import check_backends, check_device, check_lora, check_models
 from paceline.config.checks.run_checks import check_columns, check_data, check_rewards, check_run
 from paceline.config.checks.sampling_checks import check_algorithm, check_sampling
@@ -70,6 +71,7 @@ def check_config(cfg: PPOConfig) -> list[str]:
         *check_run(cfg),
         *check_schedule(cfg),
         *check_agents(cfg),
+        *check_images(cfg),
         *check_backends(cfg),
         *check_device(cfg),
     ]

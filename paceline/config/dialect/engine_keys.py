@@ -285,8 +285,8 @@ _TRAINING_RULES: tuple[Rule, ...] = (
     no_effect(f"{{{ROLES}}}.data_loader_seed", "all random numbers come from trainer.seed"),
     so_anyway(f"{{{ROLES}}}.load_weight", True, why="weights are read from model.path",
               otherwise="is not supported. Leave it out."),
-    so_anyway(f"{ACTOR}.freeze_vision_tower", False, why="models are of text",
-              otherwise="is not supported yet: models are of text. Leave it out."),
+    so_anyway(f"{ACTOR}.freeze_vision_tower", False, why="the whole model is trained",
+              otherwise="is not supported yet: the whole model is trained. Leave it out."),
     no_effect(f"{ACTOR}.{{calculate_entropy,calculate_sum_pi_squared}}", "what the estimator and the metrics need is "
               "computed"),
     translated(f"{{{ACTOR}.ppo_micro_batch_size,{REF}.log_prob_micro_batch_size,{ROLLOUT}.log_prob_micro_batch_size,"

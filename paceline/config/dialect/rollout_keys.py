@@ -96,7 +96,7 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
               otherwise="is not supported: every prompt gets its responses. Leave it out."),
     so_anyway(f"{ROLLOUT}.{{enable_rollout_routing_replay,use_fire_sampling,skip_rollout}}", False,
               why="every response is sampled anew", otherwise="is not supported. Set it to False."),
-    no_effect(f"{ROLLOUT}.{{skip_dump_dir,limit_images}}", "every response is sampled anew, to prompts of text"),
+    no_effect(f"{ROLLOUT}.{{skip_dump_dir,limit_images}}", "every response is sampled anew, to all images"),
     refused(f"{ROLLOUT}.quantization_config_file", "is not supported: give a quantized model to vLLM by "
             "rollout.engine_kwargs.vllm. Leave it out."),
     switched(f"{ROLLOUT}.skip", "is not supported: every response is sampled anew. Leave it out.",

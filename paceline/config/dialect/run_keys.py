@@ -32,7 +32,7 @@ SCHEDULE = (
     "is not supported: how far the rollout runs ahead of the training is trainer.schedule here, with devices of its "
     "own by trainer.placement.rollout_devices. Leave it out, and see trainer.schedule.name and max_staleness."
 )
-IMAGES = "is not supported yet: prompts are text. Leave it out."
+IMAGES = "is not supported yet: prompts are of text and images. Leave it out."
 PROFILER = (
     "is not supported: every run writes timeline.json, which `paceline report` draws; ray_kwargs.timeline_json_file "
     "has Ray's own. Leave it out."
@@ -218,11 +218,11 @@ RUN_RULES: tuple[Rule, ...] = (
     no_effect("data.dataloader_num_workers", "prompts are in memory as tokens before the first step"),
     no_effect("data.{return_raw_input_ids,return_full_prompt}", "the raw chat is there with data.return_raw_chat"),
     no_effect("data.validation_shuffle", "the order of validation prompts changes no result"),
-    no_effect("data.{return_multi_modal_inputs,image_patch_size}", "prompts are text"),
+    no_effect("data.{return_multi_modal_inputs,image_patch_size}", "the image processor beside the model says it"),
     no_effect("data.gen_batch_size", "prompts are drawn data.train_batch_size at a time until a batch is full"),
     no_effect("{data,actor_rollout_ref.model,critic.model,reward_model.model}.use_shm", "files are read where they "
               "are"),
-    refused("data.{image_key,video_key,audio_key}", IMAGES),
+    refused("data.{video_key,audio_key}", IMAGES),
     refused("data.{datagen.path,datagen.name}", "is not supported yet: prompts come from files. Leave "
             "it out."),
     # algorithm

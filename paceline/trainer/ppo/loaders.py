@@ -13,6 +13,7 @@ from paceline.config import DataConfig, PPOConfig
 from paceline.config.derived import uses_agents
 from paceline.data.custom_data import make_dataset, make_sampler
 from paceline.data.loader import PromptLoader, make_dataloader
+from paceline.data.prompt_images import PromptImages
 from paceline.data.rl_dataset import Batch, Item
 from paceline.errors import ConfigError
 from paceline.trainer.ppo.memory import validation_batch_size
@@ -40,7 +41,8 @@ def make_train_loader(
     if dataset is None:
         assert data.train_files is not None  # the configuration was checked
         most = data.train_max_samples
-        dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, processor=processor)
+        own = {"processor": processor, "images": image_reader(config)}
+        dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, **own)
     if reads_rewards(config):
         check_scorable(reward_fn, dataset, data.reward_fn_key, has_model=uses_reward_model(config))
     return make_dataloader(
@@ -67,7 +69,8 @@ def make_val_loader(
     data = prompt_config(config)
     if dataset is None and data.val_files:
         most = data.val_max_samples
-        dataset = make_dataset(data.val_files, tokenizer, data, max_samples=most, processor=processor)
+        own = {"processor": processor, "images": image_reader(config)}
+        dataset = make_dataset(data.val_files, tokenizer, data, max_samples=most, **own)
     if dataset is None:
         return None
     by_model = uses_reward_model(config) and config.reward_model.validate
@@ -90,6 +93,14 @@ def prompt_config(config: PPOConfig) -> DataConfig:
         schemas = [dict(tool.schema) for tool in tools]
         data = replace(data, apply_chat_template_kwargs={**data.apply_chat_template_kwargs, "tools": schemas})
     return data
+
+
+def image_reader(config: PPOConfig) -> PromptImages | None:
+    """What reads the images of prompts as the policy wants them; None where prompts are text."""
+    model = config.actor_rollout_ref.model
+    if config.data.image_key is None or config.data.custom_cls.path is not None:
+        return None
+    return PromptImages(str(model.path), trust_remote_code=model.trust_remote_code)
 
 
 def reads_rewards(config: PPOConfig) -> bool:

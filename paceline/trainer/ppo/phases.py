@@ -18,7 +18,7 @@ from paceline.config.derived import component_weights, critic_config, update_siz
 from paceline.data.loader import PromptLoader
 from paceline.errors import NonFiniteError
 from paceline.protocol import DataProto, DataProtoFuture
-from paceline.schema import MODEL_INPUTS
+from paceline.schema import IMAGE_COLUMNS, MODEL_INPUTS
 from paceline.single_controller.ray import RayWorkerGroup
 from paceline.trainer.ppo.computed_columns import (
     component_metrics,
@@ -383,7 +383,7 @@ class Phases:
             return None
         actor = self.cfg.actor_rollout_ref.actor
         columns = [*MODEL_INPUTS, "advantages"]
-        columns += self._present(step, "old_log_probs", "rollout_is_weights", "loss_mask")
+        columns += self._present(step, *IMAGE_COLUMNS, "old_log_probs", "rollout_is_weights", "loss_mask")
         columns += ["ref_log_prob"] if actor.use_kl_loss else []
         seed = [self.cfg.trainer.seed, step.number]
         dealt = self._deal(
@@ -437,7 +437,8 @@ class Phases:
 
         `asked` tells the worker what it is to answer besides.
         """
-        inputs = batch.select(batch_keys=MODEL_INPUTS, non_tensor_batch_keys=[])
+        columns = [*MODEL_INPUTS, *(name for name in IMAGE_COLUMNS if name in batch.batch)]
+        inputs = batch.select(batch_keys=columns, non_tensor_batch_keys=[])
         inputs.meta_info = {**inputs.meta_info, **(asked or {})}
         shards = group.world_size if self.cfg.trainer.balance_batch else 1
         return self._issued(call_balanced(method, inputs, shards))

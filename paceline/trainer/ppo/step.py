@@ -13,7 +13,7 @@ from paceline.data.loader import PromptLoader
 from paceline.data.rl_dataset import Batch
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.ledger import DataPosition, Prompts, ranges
-from paceline.schema import REQUEST_COLUMNS
+from paceline.schema import IMAGE_COLUMNS, REQUEST_COLUMNS
 
 
 class Draw(NamedTuple):
@@ -125,7 +125,7 @@ def make_requests(
     places = range(first_row, first_row + len(data))
     data.non_tensor_batch["uid"] = np.array([group_name(purpose, step, place) for place in places], dtype=object)
     labels = data.repeat(n, interleave=True)
-    requests = labels.pop(batch_keys=REQUEST_COLUMNS)
+    requests = labels.pop(batch_keys=[*REQUEST_COLUMNS, *(name for name in IMAGE_COLUMNS if name in labels.batch)])
     sequence = np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), step])
     seeds = sequence.generate_state(places.stop * n, dtype=np.uint64)[first_row * n :] >> np.uint64(1)
     requests.batch["seeds"] = torch.from_numpy(seeds.astype(np.int64))

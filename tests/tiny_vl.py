@@ -75,18 +75,18 @@ def draw(colour: str, width: int = SIDE, height: int = SIDE) -> dict[str, Any]:
     return {"bytes": file.getvalue(), "path": None}
 
 
-def write_colours(path: Path, rows: int, seed: int = 0, sizes: tuple[int, ...] = (SIDE,)) -> Path:
-    """Rows in verl's schema, whose answer is the first letter of the image's colour."""
+def write_colours(path: Path, rows: int, seed: int = 0, sizes: tuple[int, ...] = (SIDE,), most_images: int = 1) -> Path:
+    """Rows in verl's schema, whose answer is the first letter of the (first) image's colour."""
     dice = random.Random(seed)
     table = []
     for index in range(rows):
-        colour = dice.choice(sorted(COLOURS))
+        colours = [dice.choice(sorted(COLOURS)) for _ in range(1 + index % most_images)]
         table.append(
             {
                 "data_source": "colours",
-                "prompt": [{"role": "user", "content": "<image>?"}],
-                "images": [draw(colour, width=dice.choice(sizes))],
-                "reward_model": {"style": "rule", "ground_truth": colour},
+                "prompt": [{"role": "user", "content": "<image>" * len(colours) + "?"}],
+                "images": [draw(colour, width=sizes[index % len(sizes)]) for colour in colours],
+                "reward_model": {"style": "rule", "ground_truth": colours[0]},
                 "extra_info": {"split": "train", "index": index},
             }
         )

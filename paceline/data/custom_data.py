@@ -45,6 +45,7 @@ def make_dataset(
         "files": names,
         "tokenizer": tokenizer,
         "processor": processor,
+        "images": images,
         "config": data if is_ours else section_dictconfig(data),
         "max_samples": max_samples,
     }

@@ -68,6 +68,11 @@ class RLHFDataset(torch.utils.data.Dataset):
             raise DataError("The tokenizer has no padding token. Load it with paceline.data.load_tokenizer.")
         self.tokenizer = tokenizer
         self.config = config
+        if config.image_key is not None and images is None:
+            raise DataError(
+                f"data.image_key={config.image_key}: images are read in training alone so far. Leave it out here, with "
+                "prompts of text."
+            )
         self._images = images if config.image_key is not None else None
         self._most = 0, 0
         """Patches and images of the prompts with the most of them."""

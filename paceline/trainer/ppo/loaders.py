@@ -98,7 +98,7 @@ def prompt_config(config: PPOConfig) -> DataConfig:
 def image_reader(config: PPOConfig) -> PromptImages | None:
     """What reads the images of prompts as the policy wants them; None where prompts are text."""
     model = config.actor_rollout_ref.model
-    if config.data.image_key is None or config.data.custom_cls.path is not None:
+    if config.data.image_key is None:
         return None
     return PromptImages(str(model.path), trust_remote_code=model.trust_remote_code)
 

@@ -92,9 +92,9 @@ def test_what_it_prints_means_the_same(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_what_is_refused_is_said_and_stays_in_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = imported(tmp_path, capsys, SCRIPT, "--", "data.image_key=images", "trainer.nodes=2", code=1)
-    assert command_of(text)[-2:] == ["data.image_key=images", "trainer.nodes=2"]
-    assert "#   data.image_key is not supported yet: prompts are text. Leave it out.\n" in text
+    text = imported(tmp_path, capsys, SCRIPT, "--", "data.video_key=videos", "trainer.nodes=2", code=1)
+    assert command_of(text)[-2:] == ["data.video_key=videos", "trainer.nodes=2"]
+    assert "#   data.video_key is not supported yet: prompts are of text and images. Leave it out.\n" in text
     assert "#   trainer.nodes is not a key; did you mean trainer.nnodes?\n" in text
 
 

@@ -28,10 +28,19 @@ STREAMING = {"trainer.schedule.name": "streaming"}
 TALKS = {f"{ROLLOUT}.multi_turn.enable": True}
 REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
+IMAGES = {**GRPO, "data.image_key": "images", f"{ROLLOUT}.name": "hf"}
 GDPO = {**GRPO, "algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["acc", "format"]}
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
+    # Images
+    ({**IMAGES, f"{ROLLOUT}.name": "native"}, f"{ROLLOUT}.name=native with data.image_key=images: it samples from"),
+    ({**IMAGES, f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp with data.image_key=images: it trains models of"),
+    ({**IMAGES, "algorithm.adv_estimator": "gae"}, "a critic reads text. Set one without a critic, such as grpo."),
+    ({**IMAGES, **REWARD_MODEL}, "a reward model reads text. Set custom_reward_function.path."),
+    ({**IMAGES, **TALKS}, "data.image_key=images: agents have conversations of text."),
+    ({**IMAGES, f"{MODEL}.lora_rank": 4}, f"{MODEL}.lora_rank with data.image_key=images is not supported yet."),
+    ({**IMAGES, f"{MODEL}.use_remove_padding": True}, f"{MODEL}.use_remove_padding with data.image_key=images"),
     # Keys and types
     ({f"{ACTOR}.clip_ration": 0.2}, f"{ACTOR}.clip_ration is not a key; did you mean {ACTOR}.clip_ratio?"),
     (
@@ -40,7 +49,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"traner.nnodes": 2}, "traner is not a key; did you mean trainer?"),
     ({"trainer.gpus_per_node": 2}, "did you mean trainer.n_gpus_per_node?"),
-    ({f"{ACTOR}.ppo_micro_batch_size": 2}, f"did you mean {ACTOR}.ppo_micro_batch_size_per_gpu?"),
+    ({f"{ACTOR}.ppo_micro_batch_sizes": 2}, f"did you mean {ACTOR}.ppo_micro_batch_size_per_gpu?"),
     ({"xyzzy": 1}, "xyzzy is not a key."),
     ({"trainer.nnodes": 1.5}, "trainer.nnodes wants a whole number; got 1.5 (float)."),
     ({"trainer.nnodes": True}, "trainer.nnodes wants a whole number; got True (bool)."),

@@ -212,6 +212,9 @@ def _identity(named: object) -> object:
     return named if "<" in name else (named.__module__, name)  # a lambda or an inner function has no name of its own
 
 
+IMAGE_MODELS = ("qwen2_vl", "qwen2_5_vl")
+"""Kinds of models of images and text, as `model_type` in config.json, that can be trained with images."""
+
 _BY_TOKEN = "paceline.algorithms.advantages_by_token"
 _BY_GROUP = "paceline.algorithms.advantages_by_group"
 _TOKEN_BASELINES = "paceline.algorithms.token_baselines"

@@ -58,6 +58,10 @@ class PromptImages:
         counts = iter(patches)
         return [one for token in ids for one in [token] * (next(counts) // merged if token == self.token_id else 1)]
 
+    def save(self, folder: Path) -> None:
+        """Write preprocessor_config.json, which a model's folder needs to read images."""
+        self._processor.save_pretrained(folder)
+
     def read(self, cells: Sequence[object]) -> ImageInputs:
         """The pixels of a row's images."""
         images = [_opened(cell).convert("RGB") for cell in cells]

@@ -28,6 +28,7 @@ from transformers import (
 from transformers.modeling_outputs import TokenClassifierOutput
 from transformers.utils import logging as transformers_logging
 
+from paceline.catalog import IMAGE_MODELS
 from paceline.config import ModelConfig, TrainedModelConfig
 from paceline.errors import ConfigError
 from paceline.speedups import recompute_contexts
@@ -51,7 +52,7 @@ def read_model(model: ModelConfig, kind: ModelKind) -> tuple[PreTrainedModel, se
     path = _checked_path(model)
     with quiet_transformers(), _config_error_on_failure(path):
         config = _read_config(model, kind)
-        built, info = _auto_class(config, kind).from_pretrained(
+        built, info = auto_class(config, kind).from_pretrained(
             path,
             config=config,
             dtype=torch.float32,
@@ -64,10 +65,11 @@ def read_model(model: ModelConfig, kind: ModelKind) -> tuple[PreTrainedModel, se
 
 def reads_images(config: PretrainedConfig) -> bool:
     """Whether the model is one of images and text."""
-    return getattr(config, "vision_config", None) is not None
+    return config.model_type in IMAGE_MODELS
 
 
-def _auto_class(config: PretrainedConfig, kind: ModelKind) -> Any:
+def auto_class(config: PretrainedConfig, kind: ModelKind) -> Any:
+    """transformers' class that reads such a model."""
     if not reads_images(config):
         return _AUTO_CLASSES[kind]
     if kind != "causal_lm":
@@ -95,7 +97,7 @@ def build_empty_model(model: ModelConfig, kind: ModelKind, *, train: bool) -> Pr
     """
     with quiet_transformers(), _config_error_on_failure(_checked_path(model)), torch.device("meta"):
         config = _read_config(model, kind)
-        built = _auto_class(config, kind).from_config(
+        built = auto_class(config, kind).from_config(
             config,
             dtype=torch.float32,
             attn_implementation="sdpa",

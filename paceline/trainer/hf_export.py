@@ -8,14 +8,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from paceline.config import ModelConfig, PPOConfig
 from paceline.config.load import read_policy_config, read_saved
 from paceline.config.path_checks import model_config
+from paceline.data.prompt_images import PromptImages
 from paceline.data.tokenizer import load_tokenizer
 from paceline.engine import Engine, EngineSpec, get_engine
-from paceline.engine.hf_models import ModelKind, filled_model, quiet_transformers, write_model
+from paceline.engine.hf_models import ModelKind, auto_class, filled_model, quiet_transformers, reads_images, write_model
 from paceline.engine.lora import ADAPTER_CONFIG, LoraSpec, read_lora_config
 from paceline.errors import CheckpointError
 from paceline.files import replacing_folder
@@ -69,6 +70,9 @@ def export_run(
     with replacing_folder(output) as folder:
         num_parameters = write_model(model, KINDS[role], weights, folder)
         _tokenizer(cfg, source).save_pretrained(folder)
+        if reads_images(AutoConfig.from_pretrained(folder)):
+            policy = cfg.actor_rollout_ref.model
+            PromptImages(str(policy.path), trust_remote_code=policy.trust_remote_code).save(folder)
         difference = _check(folder, engine, weights, trust_remote_code=model.trust_remote_code)
         if dtype == "float32" and not difference <= TOLERANCE:
             raise CheckpointError(
@@ -155,9 +159,9 @@ def _tokenizer(cfg: PPOConfig, source: Path) -> Any:
 def _check(folder: Path, engine: Engine, weights: dict[str, Tensor], *, trust_remote_code: bool) -> float:
     """Read `folder` as anyone would; every weight must be there. Gives the largest difference in what it says."""
     is_policy = engine.spec.kind == "causal_lm"
-    auto_class = AutoModelForCausalLM if is_policy else AutoModelForTokenClassification
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     with quiet_transformers():
-        model, info = auto_class.from_pretrained(  # type: ignore[misc]  # a pair with output_loading_info
+        model, info = auto_class(config, engine.spec.kind).from_pretrained(  # a pair with output_loading_info
             folder, dtype=torch.float32, trust_remote_code=trust_remote_code, output_loading_info=True
         )
     model.eval()

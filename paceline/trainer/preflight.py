@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
+from paceline.catalog import IMAGE_MODELS
 from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.keys import value_of
 from paceline.config.load import is_local_path
@@ -41,8 +42,6 @@ HUB_SECONDS = 5.0
 """How long the hub may take to answer."""
 _SCALED = ("linear", "dynamic", "yarn")
 """Kinds of rotary scaling whose factor is not in max_position_embeddings."""
-IMAGE_MODELS = ("qwen2_vl", "qwen2_5_vl")
-"""Kinds of models of images and text that were tried."""
 
 
 def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:

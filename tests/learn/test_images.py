@@ -32,14 +32,19 @@ def image_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("colours")
+def make_colours(folder: Path) -> Path:
+    """A folder with model, rows and reward."""
+    folder.mkdir(exist_ok=True)
     make_tiny_vl_model(folder / "model")
     write_colours(folder / "train.parquet", 48)
     write_colours(folder / "test.parquet", 12, seed=1)
     (folder / "reward.py").write_text(REWARD)
     return folder
+
+
+@pytest.fixture(scope="module")
+def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_colours(tmp_path_factory.mktemp("colours"))
 
 
 def test_a_model_of_images_learns_to_name_a_colour(material: Path, tmp_path: Path) -> None:

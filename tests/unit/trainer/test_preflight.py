@@ -190,9 +190,20 @@ def test_a_model_of_images_is_refused_where_there_is_none_of_its_text(material: 
         (folder / "config.json").write_text(json.dumps({**config, "model_type": kind, "vision_config": {"depth": 2}}))
         if is_refused:
             text = problem(material, ConfigError, actor_rollout_ref__model__path=str(folder))
-            assert "is a model of images and text (qwen2_5_vl), which is not supported yet: prompts are text." in text
+            assert "is a model of images and text (qwen2_5_vl), and prompts are text. Set it to a model of text" in text
         else:
             dry_run(material, actor_rollout_ref__model__path=str(folder))
+
+
+def test_images_want_a_model_that_reads_them(material: Path) -> None:
+    changes = {
+        "data__image_key": "images",
+        "algorithm__adv_estimator": "grpo",
+        "actor_rollout_ref__rollout__n": 2,
+        "actor_rollout_ref__rollout__name": "hf",
+    }
+    text = problem(material, ConfigError, **changes)
+    assert "is a model of kind qwen2; those that read images here are qwen2_vl and qwen2_5_vl." in text
 
 
 def test_swanlab_without_a_login_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,11 +128,10 @@ class HfEngine(MicroBatchEngine):
         asked = self.spec.model.use_remove_padding
         if asked is False:
             return False
-        problem = (
-            "positions in images have three numbers"
-            if reads_images(self.model.config)
-            else packing_problem(self.model, self._call_model, rounding)
-        )
+        if reads_images(self.model.config):
+            logger.info("sequences are padded: in %s positions have three numbers", type(self.model).__name__)
+            return False
+        problem = packing_problem(self.model, self._call_model, rounding)
         if problem and asked:
             raise ConfigError(f"model.use_remove_padding=True: {problem}. Set model.use_remove_padding=False.")
         if problem:

@@ -18,6 +18,7 @@ from paceline.config import DataConfig, OptimConfig, TrainedModelConfig
 from paceline.data import RLHFDataset, collate_fn, load_tokenizer
 from paceline.data.prompt_images import PromptImages
 from paceline.engine import Engine, EngineSpec, get_engine
+from paceline.engine.hf_models import build_model
 from paceline.engine.training_state import full_tensor
 from paceline.errors import ConfigError, PacelineError
 from paceline.protocol import DataProto
@@ -146,9 +147,17 @@ def test_an_engine_computes_and_learns_as_transformers(folder: Path, sizes: dict
     assert float(found["model.visual.patch_embed.proj.weight"].abs().max()) > 0
 
 
-def test_packing_that_is_asked_for_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="positions in images have three numbers"):
-        build_engine(folder, use_remove_padding=True)
+def test_sequences_are_padded_and_the_log_says_so(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="paceline"):
+        engine: Any = build_engine(folder, use_remove_padding=True)
+    assert "sequences are padded: in Qwen2" in caplog.text
+    assert not engine._packs
+
+
+def test_a_critic_of_such_a_model_is_refused(folder: Path) -> None:
+    model = TrainedModelConfig(path=str(folder))
+    with pytest.raises(ConfigError, match="as a critic or a reward model is not supported yet"):
+        build_model(model, "value", train=True)
 
 
 def test_an_engine_without_images_says_so(folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from paceline.config import PPOConfig
-from paceline.config.derived import uses_agents, uses_critic
+from paceline.config.derived import uses_critic
 from paceline.config.keys import ACTOR, MODEL, ROLLOUT
 
 IMAGE_STRATEGIES = ("local", "fsdp2")
@@ -31,12 +31,9 @@ def check_images(cfg: PPOConfig) -> Iterator[str]:
         )
     if cfg.reward_model.enable:
         yield f"reward_model.enable=True with {chosen}: a reward model reads text. Set custom_reward_function.path."
-    if uses_agents(cfg):
-        yield f"{chosen}: agents have conversations of text. Leave it out, or {ROLLOUT}.multi_turn and agent_name."
     untried = {
         f"{MODEL}.lora_rank": model.lora_rank,
         f"{MODEL}.use_torch_compile": model.use_torch_compile,
-        f"{MODEL}.use_remove_padding": model.use_remove_padding,
         f"{ACTOR}.ulysses_sequence_parallel_size": actor.ulysses_sequence_parallel_size - 1,
     }
     for key, value in untried.items():

@@ -38,9 +38,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({**IMAGES, f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp with data.image_key=images: it trains models of"),
     ({**IMAGES, "algorithm.adv_estimator": "gae"}, "a critic reads text. Set one without a critic, such as grpo."),
     ({**IMAGES, **REWARD_MODEL}, "a reward model reads text. Set custom_reward_function.path."),
-    ({**IMAGES, **TALKS}, "data.image_key=images: agents have conversations of text."),
     ({**IMAGES, f"{MODEL}.lora_rank": 4}, f"{MODEL}.lora_rank with data.image_key=images is not supported yet."),
-    ({**IMAGES, f"{MODEL}.use_remove_padding": True}, f"{MODEL}.use_remove_padding with data.image_key=images"),
     # Keys and types
     ({f"{ACTOR}.clip_ration": 0.2}, f"{ACTOR}.clip_ration is not a key; did you mean {ACTOR}.clip_ratio?"),
     (

@@ -463,5 +463,5 @@ def test_a_hundred_keys_with_forty_problems_are_all_answered_soon() -> None:
 
 def test_refused_keys_are_all_in_one_error() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config({"data": {"image_key": "a", "xyz": 1}, "trainer": {"nnodes": "x"}})
+        load_config({"data": {"video_key": "a", "xyz": 1}, "trainer": {"nnodes": "x"}})
     assert len(caught.value.problems) == 3

@@ -1,7 +1,7 @@
 """Every column of a training batch: what it holds, who writes it, who reads it.
 
 Shapes use B responses, P prompt width (left-padded), R response width (right-padded). Everything of width R is zero
-outside `response_mask`.
+outside `response_mask`. Of a prompt's images: N patches of D numbers, I images.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ COLUMNS: dict[str, Column] = {
         ),
         Column(
             "pixel_values",
-            ("B", "patches", "numbers"),
+            ("B", "N", "D"),
             "float32",
             _DATASET,
             (_ROLLOUT, *_MODELS, *_UPDATES),
@@ -187,7 +187,7 @@ COLUMNS: dict[str, Column] = {
         ),
         Column(
             "image_grid_thw",
-            ("B", "images", "3"),
+            ("B", "I", "3"),
             "int64",
             _DATASET,
             (_ROLLOUT, *_MODELS, *_UPDATES),

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import paceline
-from paceline.schema import COLUMNS, MODEL_INPUTS, REQUEST_COLUMNS
+from paceline.schema import COLUMNS, IMAGE_COLUMNS, MODEL_INPUTS, REQUEST_COLUMNS
 
 
 def test_everybody_who_writes_or_reads_a_column_is_a_function_or_class_of_the_package():
@@ -21,11 +21,11 @@ def test_everybody_who_writes_or_reads_a_column_is_a_function_or_class_of_the_pa
 
 
 def test_shapes_and_types_are_those_that_the_page_explains():
-    assert {axis for column in COLUMNS.values() for axis in column.shape} == {"B", "P", "R", "P+R"}
+    assert {axis for column in COLUMNS.values() for axis in column.shape} == {"B", "P", "R", "P+R", "N", "D", "I", "3"}
     assert all(column.shape[0] == "B" for column in COLUMNS.values())
     assert {column.dtype for column in COLUMNS.values()} == {"int64", "float32", "bool", "object"}
 
 
 def test_what_a_model_and_a_rollout_are_given_are_columns():
-    assert set(MODEL_INPUTS) | set(REQUEST_COLUMNS) <= COLUMNS.keys()
+    assert set(MODEL_INPUTS) | set(REQUEST_COLUMNS) | set(IMAGE_COLUMNS) <= COLUMNS.keys()
     assert {COLUMNS[name].producer for name in MODEL_INPUTS} == {"generate_sequences"}

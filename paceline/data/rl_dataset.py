@@ -81,12 +81,6 @@ class RLHFDataset(torch.utils.data.Dataset):
         lengths = np.array([len(ids) for ids in tokens])
         self._rows = self._select(lengths)
         self.num_cut = int((lengths[self._rows] > config.max_prompt_length).sum())
-        if self.num_cut and self._images is not None:
-            raise DataError(
-                f"{self.num_cut} prompts with images are longer than data.max_prompt_length="
-                f"{config.max_prompt_length}, and images can't be cut. Raise it, or set "
-                "data.filter_overlong_prompts=True."
-            )
         kept = [self._truncate(tokens[row]) for row in self._rows]
         self._ends = np.cumsum([len(ids) for ids in kept])
         self._tokens = np.concatenate(kept)

@@ -24,6 +24,11 @@ def check_images(cfg: PPOConfig) -> Iterator[str]:
             f"{ACTOR}.strategy={actor.strategy} with {chosen}: it trains models of text. Set it to "
             f"{' or '.join(IMAGE_STRATEGIES)}."
         )
+    if cfg.data.truncation != "error" and not cfg.data.filter_overlong_prompts:
+        yield (
+            f"data.truncation={cfg.data.truncation} with {chosen}: images can't be cut. Set it to error, or "
+            "data.filter_overlong_prompts=True."
+        )
     if uses_critic(cfg):
         yield (
             f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} with {chosen}: a critic reads text. Set one "

@@ -36,6 +36,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     # Images
     ({**IMAGES, f"{ROLLOUT}.name": "native"}, f"{ROLLOUT}.name=native with data.image_key=images: it samples from"),
     ({**IMAGES, f"{ACTOR}.strategy": "fsdp"}, f"{ACTOR}.strategy=fsdp with data.image_key=images: it trains models of"),
+    ({**IMAGES, "data.truncation": "left"}, "data.truncation=left with data.image_key=images: images can't be cut."),
     ({**IMAGES, "algorithm.adv_estimator": "gae"}, "a critic reads text. Set one without a critic, such as grpo."),
     ({**IMAGES, **REWARD_MODEL}, "a reward model reads text. Set custom_reward_function.path."),
     ({**IMAGES, f"{MODEL}.lora_rank": 4}, f"{MODEL}.lora_rank with data.image_key=images is not supported yet."),

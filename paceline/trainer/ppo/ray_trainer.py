@@ -15,18 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
+from paceline.config.derived import run_dir_of
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
 from paceline.data.rl_dataset import Batch, Item
 from paceline.files import readable_storage_errors
-from paceline.protocol import DataProto, DataProtoFuture
+from paceline.protocol import DataProtoFuture
 from paceline.report.ledger import LedgerFile
-from paceline.run_folder import (
-    CHECKPOINTS_FOLDER,
-    LEDGER_FILE,
-    default_run_dir,
-    records_folder,
-)
+from paceline.run_folder import CHECKPOINTS_FOLDER, LEDGER_FILE, records_folder
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
 from paceline.trainer.ppo.computed_columns import (
@@ -41,17 +37,13 @@ from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
 from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.recorder import Recorder
-from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
-from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
+from paceline.trainer.ppo.rollout_schedules import make_rollouts
 from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.saving import Checkpoints, Resumed
-from paceline.trainer.ppo.schedule import Schedule
-from paceline.trainer.ppo.scoring import Scoring, ask_rules
+from paceline.trainer.ppo.scoring import Scoring
 from paceline.trainer.ppo.step import Step, position_of
-from paceline.trainer.ppo.stream import Stream
-from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
 from paceline.trainer.ppo.weight_transfer import make_weight_transfer
@@ -138,19 +130,20 @@ class RayPPOTrainer(Phases, KnownNames):
         self.scoring = Scoring(self.cfg, getattr(reward_fn, "has_rule", None))
 
         self.data_files = DataFiles(self.cfg.data, has_own=train_dataset is None)
-        given: dict[str, Any] = {"processor": processor, "collate": collate_fn}
-        self.train_dataloader = make_train_loader(self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, **given)
-        self.val_dataloader = make_val_loader(self.cfg, tokenizer, val_reward_fn, val_dataset, **given)
+        self.train_dataloader = make_train_loader(
+            self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, processor=processor, collate=collate_fn
+        )
+        self.val_dataloader = make_val_loader(
+            self.cfg, tokenizer, val_reward_fn, val_dataset, processor=processor, collate=collate_fn
+        )
         trainer = self.cfg.trainer
-        self.run_dir = Path(
-            trainer.default_local_dir or default_run_dir(trainer.project_name, trainer.experiment_name)
-        ).expanduser()
+        self.run_dir = run_dir_of(trainer)
         self.records_dir = records_folder(self.run_dir, only_looks=trainer.val_only)
         self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * len(self.train_dataloader)
         self.progress = RunProgress(self.run_dir, self.total_training_steps)
         self.groups = WorkerGroups(self.cfg, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.worker_groups = self.groups.by_role
-        self.rollouts = self._make_rollouts()
+        self.rollouts = make_rollouts(self, self.total_training_steps)
         self.schedule = self.rollouts.schedule
         self.checkpoints = Checkpoints(
             self.run_dir / CHECKPOINTS_FOLDER,
@@ -177,46 +170,11 @@ class RayPPOTrainer(Phases, KnownNames):
     def global_step(self, step: int) -> None:
         self.progress.step = step
 
-    def _make_rollouts(self) -> RolloutsAhead | StreamedRollouts:
-        """Who gives the loop its steps, with their rollouts, as the schedule says."""
-        schedule, last_step = self.cfg.trainer.schedule, self.total_training_steps
-        if schedule.name == "streaming":
-            stream = Stream(schedule.max_staleness, last_step, in_order=schedule.on_too_old == "wait")
-            return StreamedRollouts(
-                stream,
-                self.train_dataloader,
-                self.draw_step,
-                self._request_pool,
-                n=self.cfg.actor_rollout_ref.rollout.n,
-                on_update=schedule.on_update,
-                sampling=self.set_sampling,
-                grade=self._ask_rules if self.cfg.trainer.overlap == "full" else None,
-                phase=lambda name, **about: self.log.phase(name, **about),
-            )
-        ahead = Schedule(schedule.max_staleness if schedule.name == "pipelined" else 0, last_step)
-        return RolloutsAhead(ahead, self.train_dataloader, self.draw_step, self.issue_rollout)
-
-    def _request_pool(self) -> RequestPool:
-        """Where single requests go. A rollout with devices of its own samples beside the calls."""
-        (group,) = self.groups.generating
-        if self.rollout_wg is not None:
-            group.start_sampling(self.cfg.trainer.schedule.kv_cache)
-        return RequestPool(
-            group,
-            is_beside=self.rollout_wg is not None,
-            places=self.cfg.actor_rollout_ref.rollout.max_num_seqs,
-            is_fixed=self.cfg.trainer.schedule.max_staleness == 0,
-        )
-
     def _look_after(self) -> None:
         """While the driver waits, whatever for."""
         with self.log.calls_of(self.global_step, self.schedule.version):
             self.rollouts.look_after()
         self.log.follow()
-
-    def _ask_rules(self, batch: DataProto) -> DataProtoFuture:
-        """Have responses graded that have ended, before their step begins."""
-        return ask_rules(batch, self.groups.reward)
 
     def _send_first_weights(self) -> None:
         """After the models were loaded, perhaps from a checkpoint."""
@@ -318,7 +276,7 @@ class RayPPOTrainer(Phases, KnownNames):
         )
         self._check_ledger()
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         """What a bundle of the flight recorder must know of the run beside its configuration."""
         classes = {getattr(role, "name", str(role)): cls.__qualname__ for role, cls in self.role_worker_mapping.items()}
         return {

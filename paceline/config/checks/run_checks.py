@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import socket
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from paceline.config.path_checks import (
 )
 from paceline.config.reward import read_weights
 from paceline.errors import ConfigError
+from paceline.external import is_installed
 from paceline.text import did_you_mean
 
 OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
@@ -157,11 +157,7 @@ def _check_collector(endpoint: str | None) -> Iterator[str]:
     if not re.match(r"https?://[^/]", endpoint):
         yield f"trainer.otlp_endpoint={endpoint!r} is no address; set it to one such as http://127.0.0.1:4318."
         return
-    try:
-        found = importlib.util.find_spec(OTLP_PACKAGE)
-    except ModuleNotFoundError:  # a package above it is not there
-        found = None
-    if found is None:
+    if not is_installed(OTLP_PACKAGE):
         yield MachineProblem(
             "trainer.otlp_endpoint needs the exporter of OpenTelemetry, which is not installed: "
             'pip install "paceline[otel]"'

@@ -74,7 +74,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
     (
         {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp"},
-        "Set actor_rollout_ref.actor.strategy to local or fsdp2, or lora_rank to 0.",
+        "has no LoRA; set actor_rollout_ref.model.lora_rank=0, or actor_rollout_ref.actor.strategy=local or fsdp2.",
     ),
     ({f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": []}, "target_modules=[] names no layers"),
     (
@@ -465,7 +465,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.strategy": "fsdp", "trainer.n_gpus_per_node": 2},
-        f"{ACTOR}.strategy=fsdp keeps a sequence on one device. Set it to 1, or {ACTOR}.strategy=fsdp2.",
+        f"{ACTOR}.strategy=fsdp keeps a sequence on one device; set "
+        f"{ACTOR}.ulysses_sequence_parallel_size=1, or {ACTOR}.strategy=fsdp2.",
     ),
     (
         {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 3, f"{ACTOR}.strategy": "fsdp2"},

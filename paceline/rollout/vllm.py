@@ -380,6 +380,8 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
         **ours,
         **asked,
     }
+    if spec.model.max_position_embeddings is not None:
+        arguments.setdefault("hf_overrides", {"max_position_embeddings": spec.model.max_position_embeddings})
     if (policy := adapted_policy(spec.model, config)) is not None:
         arguments = room_for_adapter(policy) | arguments
     if config.tensor_model_parallel_size > 1:

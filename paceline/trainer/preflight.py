@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from paceline.config import AnyRunConfig, PPOConfig
+from paceline.config.keys import value_of
 from paceline.config.path_checks import data_files
 from paceline.config.tables import table_head
 from paceline.errors import ConfigError, PacelineError
@@ -130,12 +131,13 @@ def _position_problems(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     longest = data.max_prompt_length + data.max_response_length
     for key, path in _models(cfg).items():
-        limit = max_positions(config_of(path))
+        section = key.removesuffix(".path")
+        limit = value_of(cfg, f"{section}.max_position_embeddings") or max_positions(config_of(path))
         if limit is not None and longest > limit:
             yield (
                 f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
                 f"{data.max_response_length} make {longest} tokens, but the model of {key} has {limit} positions "
-                "(max_position_embeddings in its config.json). Lower them."
+                f"(max_position_embeddings in its config.json). Lower them, or set {section}.max_position_embeddings."
             )
 
 

@@ -120,12 +120,12 @@ def look_at_texts(cfg: SupervisedConfig) -> None:
     problems: list[PacelineError] = [ConfigError(text) for text in [*login_problems(cfg), *hub_problems(asked)]]
     if problems:  # without the model there is no tokenizer
         raise together(problems)
-    limit = max_positions(config_of(str(model.path)))
+    limit = model.max_position_embeddings or max_positions(config_of(str(model.path)))
     if limit is not None and cfg.data.max_length > limit:
         problems.append(
             ConfigError(
                 f"data.max_length={cfg.data.max_length}, but the model of model.path has {limit} positions "
-                "(max_position_embeddings in its config.json). Lower it."
+                "(max_position_embeddings in its config.json). Lower it, or set model.max_position_embeddings."
             )
         )
     try:

@@ -40,7 +40,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"traner.nnodes": 2}, "traner is not a key; did you mean trainer?"),
     ({"trainer.gpus_per_node": 2}, "did you mean trainer.n_gpus_per_node?"),
-    ({f"{ACTOR}.ppo_micro_batch_size": 2}, f"did you mean {ACTOR}.ppo_micro_batch_size_per_gpu?"),
+    ({f"{ACTOR}.ppo_micro_batch_per_gpu": 2}, f"did you mean {ACTOR}.ppo_micro_batch_size_per_gpu?"),
     ({"xyzzy": 1}, "xyzzy is not a key."),
     ({"trainer.nnodes": 1.5}, "trainer.nnodes wants a whole number; got 1.5 (float)."),
     ({"trainer.nnodes": True}, "trainer.nnodes wants a whole number; got True (bool)."),
@@ -234,7 +234,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.temperature": 0}, f"{ROLLOUT}.temperature=0.0 is out of range"),
     ({f"{ROLLOUT}.temperature": 1e-45}, f"{ROLLOUT}.temperature=1e-45 is out of range; set it to a number >= 0.01."),
     ({f"{ROLLOUT}.top_p": 1.5}, f"{ROLLOUT}.top_p=1.5 is out of range; set it in (0, 1]."),
-    ({f"{ROLLOUT}.top_k": 0}, f"{ROLLOUT}.top_k=0 is out of range; set it to a number >= 1, or -1."),
+    ({f"{ROLLOUT}.top_k": -2}, f"{ROLLOUT}.top_k=-2 is out of range; set it to a number >= 1, or -1."),
     ({"data.max_response_length": 0}, "data.max_response_length=0 is out of range"),
     ({"data.train_max_samples": -5}, "data.train_max_samples=-5 is out of range"),
     ({"trainer.n_gpus_per_node": 0}, "trainer.n_gpus_per_node=0 is out of range; set it in [1, 1024]."),
@@ -656,7 +656,7 @@ def test_every_value_that_was_given_is_the_value_that_is_used():
     """All numbers, texts and switches at once, each set to something else than its default."""
     others: dict[Any, Callable[[Any], Any]] = {
         bool: lambda old: not old,
-        int: lambda old: (old or 0) + 1,
+        int: lambda old: abs(old or 0) + 1,  # not 0, which is no limit in verl's words
         float: lambda old: (old or 0.0) + 0.5,
         str: lambda old: f"/{old or ''}x",  # absolute, as paths will be
     }

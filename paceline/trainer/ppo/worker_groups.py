@@ -27,6 +27,7 @@ from paceline.single_controller.ray import (
     RayWorkerGroup,
     create_colocated_worker_cls,
 )
+from paceline.single_controller.ray.column_store import ColumnStore, ObjectStore
 from paceline.trainer.device import detect_device
 from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.dealing import num_mini_batches
@@ -218,8 +219,15 @@ class WorkerGroups:
             heartbeat_timeout_seconds=self.config.trainer.heartbeat_timeout_seconds,
             wait=False,
         )
+        if hasattr(group, "column_store"):  # a group in this process has none
+            group.column_store = self._column_store()
         self._pools.append(group)
         return group
+
+    def _column_store(self) -> ColumnStore | None:
+        """Where large columns of answers stay."""
+        min_bytes = self.config.trainer.columns_stay_bytes
+        return None if min_bytes is None else ObjectStore(min_bytes)
 
     def _class_with_args(self, role: Enum, run: RunContext) -> RayClassWithInitArgs:
         """Our roles get their own section of the config; a user's role gets the whole."""

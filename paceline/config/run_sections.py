@@ -365,8 +365,10 @@ class RayConfig:
 
 @dataclass(frozen=True)
 class TransferQueueConfig:
-    """The TransferQueue data plane, which paceline does not have."""
+    """TransferQueue, a store in processes of its own for columns that stay."""
 
     enable: bool = False
-    """Put TRANSFER_QUEUE_ENABLE=1 into the environment of all processes, for code of your own that reads it. Batches go
-    through Ray's object store all the same."""
+    """Columns that stay (trainer.columns_stay_bytes) are kept by TransferQueue, and not by Ray's object store. The run
+    starts it, or joins one that its Ray has. Needs paceline[transfer-queue]."""
+    num_storage_units: Count = 2
+    """Its storage processes, >= 1. Each takes one of Ray's CPUs, and so does its controller."""

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from paceline.config import AnyRunConfig, PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
@@ -334,8 +334,7 @@ def _guarded_start() -> Iterator[None]:
 def _runtime_env(cfg: AnyRunConfig, user: dict[str, Any] | None) -> dict[str, Any]:
     """Ours and the user's, with what the processes of this run report."""
     run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
-    has_queue = isinstance(cfg, PPOConfig) and cfg.transfer_queue.enable
-    return merged_runtime_env(user, transfer_queue=has_queue, run=run)
+    return merged_runtime_env(user, run=run)
 
 
 def _options_in_running_ray(cfg: AnyRunConfig) -> dict[str, Any]:

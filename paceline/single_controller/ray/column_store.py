@@ -54,6 +54,9 @@ class ColumnStore(ABC):
     def keep(self, tensors: list[Tensor], maker: Maker) -> Sequence[StoredRows]:
         """Store pieces of a column, in the process that made it."""
 
+    def step_closed(self, step: int) -> None:  # noqa: B027 (most have nothing to do)
+        """A step has ended: the driver says so."""
+
     def leave(self, answer: DataProto, maker: Maker) -> DataProto:
         """The answer as it goes to the driver."""
         return left_behind(answer, lambda tensors: self.keep(tensors, maker), self.min_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ class JudgedText:
 
     def _rewritten(self, data: DataProto) -> list[list[int]]:
         if CHAT in data.non_tensor_batch:
-            return [self._tokens_of(chat) for chat in data.non_tensor_batch[CHAT]]
+            return [self._tokens_of(self._without_special(chat)) for chat in data.non_tensor_batch[CHAT]]
         responses = self.policy.batch_decode(_valid(data, "responses", "response_mask"), skip_special_tokens=True)
         prompts = data.non_tensor_batch.get("raw_prompt")
         if prompts is None:
@@ -67,6 +68,17 @@ class JudgedText:
                 "itself, but the batch has no column raw_prompt. Add it to the rows of your dataset."
             )
         return [self._tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+
+    def _without_special(self, chat: Any) -> Any:
+        """What the model said without the policy's special tokens, as a response is read."""
+        if isinstance(chat, str):
+            return _removed(chat, self.policy.all_special_tokens)
+        return [
+            {**message, "content": _removed(message["content"], self.policy.all_special_tokens)}
+            if message.get("role") == "assistant"
+            else message
+            for message in chat
+        ]
 
     def _tokens(self, prompt: Any, response: str) -> list[int]:
         if isinstance(prompt, str):
@@ -106,3 +118,9 @@ class JudgedText:
 
 def _valid(data: DataProto, column: str, mask: str) -> list[list[int]]:
     return [row[keep.bool()].tolist() for row, keep in zip(data.batch[column], data.batch[mask], strict=True)]
+
+
+def _removed(text: str, parts: Sequence[str]) -> str:
+    for part in parts:
+        text = text.replace(part, "")
+    return text

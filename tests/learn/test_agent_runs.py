@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_conversations_ahead_of_their_step_come_through_a_checkpoint(material: P
     run = {**pipelined(1), "trainer__total_training_steps": 3, "trainer__save_freq": 1}
     train_in_process(games(material, tmp_path / "whole", **run))
     folder = tmp_path / "whole" / "checkpoints" / "global_step_1"
-    assert (folder / "step_2.responses.safetensors").exists()
+    assert (folder / "rollouts" / "step_2.responses.safetensors").exists()
     path = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": str(folder)}
     train_in_process(games(material, tmp_path / "resumed", **run, **path))
     whole, resumed = (
@@ -126,7 +127,8 @@ def test_a_reward_model_reads_whole_conversations(material: Path, tmp_path: Path
     assert len(batch) > len(last) == 8
     chats = batch.non_tensor_batch["conversation_chat"]
     assert max(len(chat) for chat in chats) >= 5
-    texts = ["".join(f"<{item['role']}>{item['content']}\n" for item in chats[row]) for row in last]
+    special = re.compile("|".join(map(re.escape, trainer.tokenizer.all_special_tokens)))
+    texts = ["".join(f"<{item['role']}>{special.sub('', item['content'])}\n" for item in chats[row]) for row in last]
     failed = [batch.non_tensor_batch["conversation_info"][row]["ended_by"] == "error" for row in last]
     expected = scores_by_transformers(tmp_path / "judge", texts)
     for place, row in enumerate(last):

@@ -120,7 +120,13 @@ class WorkerGroups:
             if uses_agents(self.config):
                 self.agents = self._start_group(
                     ProcessPool(rollout.agent.num_workers, AGENT_POOL),
-                    RayClassWithInitArgs(AgentWorker, rollout, self.config.data, tokenizer),
+                    RayClassWithInitArgs(
+                        AgentWorker,
+                        rollout,
+                        self.config.data,
+                        tokenizer,
+                        with_chats=uses_reward_model(self.config),  # it may have to read them in a template of its own
+                    ),
                     name_prefix="agent",
                 )
             for group in self._pools:

@@ -46,14 +46,20 @@ $(BACKENDS:%=backend-%): backend-%: .backends/%/.ready
 		-r requirements.lock -r requirements-$*.lock --editable .
 	touch $@
 
-# Runs on Ray have both cores to themselves; everything else shares them, file by file: a process has one vLLM at a time.
+# Two processes share the tests file by file, since a process has one vLLM, or one Ray, at a time. The files that take long
+# come first, so that both end together. What compiling takes is saved, also where the shell asks Python to keep nothing.
+SHARED := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+RAY_TESTS := $(sort $(wildcard tests/ray/test_*.py))
+LONG_RAY_TESTS := tests/ray/test_restarts.py
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY) $(VLLM_READY)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
-	$(BIN)/python -m pytest -m "not slow" tests/ray
-	$(BIN)/python -m pytest --device simulated --numprocesses 2 --dist loadfile $(DEVICE_CORE) $(DEVICE_SUITES)
+	$(BIN)/python -m pytest -m "not slow" $(SHARED) tests/contract tests/learn tests/unit
+	$(BIN)/python -m pytest -m "not slow" $(SHARED) $(LONG_RAY_TESTS) $(filter-out $(LONG_RAY_TESTS),$(RAY_TESTS))
+	$(BIN)/python -m pytest --device simulated $(SHARED) $(DEVICE_CORE) $(DEVICE_SUITES)
 
+# Here runs on Ray have both cores to themselves: some of the long ones look at the time.
 test-all: lint $(VLLM_READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
+	$(BIN)/python -m pytest $(SHARED) tests/contract tests/learn tests/unit
 	$(BIN)/python -m pytest tests/ray
 	$(MAKE) test-device
 	$(MAKE) test-backends

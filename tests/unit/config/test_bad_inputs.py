@@ -82,7 +82,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
     (
         {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp"},
-        "Set actor_rollout_ref.actor.strategy to local or fsdp2, or lora_rank to 0.",
+        "has no LoRA; set actor_rollout_ref.model.lora_rank=0, or actor_rollout_ref.actor.strategy=local or fsdp2.",
     ),
     ({f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": []}, "target_modules=[] names no layers"),
     (
@@ -473,7 +473,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.strategy": "fsdp", "trainer.n_gpus_per_node": 2},
-        f"{ACTOR}.strategy=fsdp keeps a sequence on one device. Set it to 1, or {ACTOR}.strategy=fsdp2.",
+        f"{ACTOR}.strategy=fsdp keeps a sequence on one device; set "
+        f"{ACTOR}.ulysses_sequence_parallel_size=1, or {ACTOR}.strategy=fsdp2.",
     ),
     (
         {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 3, f"{ACTOR}.strategy": "fsdp2"},
@@ -526,10 +527,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.multi_turn.tool_response_truncate_side": "lft"}, "did you mean left?"),
     ({f"{ROLLOUT}.multi_turn.tool_config_path": "{missing}.yaml"}, f"{ROLLOUT}.multi_turn.tool_config_path"),
     ({**TALKS, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; with"),
-    ({**TALKS, **PIPELINED}, "trainer.schedule.name=pipelined is not supported with"),
+    ({**TALKS, **STREAMING}, "trainer.schedule.name=streaming is not supported with"),
     ({**TALKS, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants a greedy response"),
     ({**TALKS, **GRPO, "algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable=True is not supported"),
-    ({**TALKS, **REWARD_MODEL}, "reward_model.enable=True: a reward model scores one response"),
+    (
+        {**TALKS, **REWARD_MODEL, f"{ROLLOUT}.agent.rewards": "turns"},
+        f"reward_model.enable=True and {ROLLOUT}.agent.rewards=turns",
+    ),
     ({**TALKS, "data.custom_cls.path": __file__, "data.custom_cls.name": "Path"}, "they need the raw chat"),
     (
         {

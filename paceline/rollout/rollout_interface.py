@@ -267,6 +267,10 @@ class RolloutEngine(ABC):
         """How many tokens the response to a request under way has by now, earlier tokens included."""
 
     @abstractmethod
+    def sampled_so_far(self, request: Request) -> Completion:
+        """Tokens and log-probs of a request under way by now, earlier ones included. Not to be changed."""
+
+    @abstractmethod
     def renew_caches(self, kv_cache: CachePolicy) -> None:
         """The weights are others than those that keys and values were computed with."""
 

@@ -244,7 +244,7 @@ class VllmRollout(RolloutEngine):
         return num_running(self.llm)
 
     def withdraw(self, ids: list[RequestId]) -> dict[RequestId, Completion]:
-        withdrawn = {name: _joined(self._under_way[name], *sampled_so_far(self.llm, self._ids[name])) for name in ids}
+        withdrawn = {name: self.sampled_so_far(self._under_way[name]) for name in ids}
         self._drop(ids)
         return withdrawn
 
@@ -254,6 +254,9 @@ class VllmRollout(RolloutEngine):
 
     def num_sampled(self, request: Request) -> int:
         return request.num_sampled + len(sampled_so_far(self.llm, self._ids[request.id])[0])
+
+    def sampled_so_far(self, request: Request) -> Completion:
+        return _joined(request, *sampled_so_far(self.llm, self._ids[request.id]))
 
     def renew_caches(self, kv_cache: CachePolicy) -> None:
         if self._under_way and kv_cache == "recompute":

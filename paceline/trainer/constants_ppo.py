@@ -31,7 +31,7 @@ def get_ppo_ray_runtime_env() -> dict[str, dict[str, str]]:
 
 
 def merged_runtime_env(
-    user: Mapping[str, object] | None = None, *, transfer_queue: bool = False, run: Mapping[str, str] | None = None
+    user: Mapping[str, object] | None = None, *, run: Mapping[str, str] | None = None
 ) -> dict[str, object]:
     """The runtime environment for Ray: our variables under the shell's under those of the user's `runtime_env`.
 
@@ -41,8 +41,6 @@ def merged_runtime_env(
     variables = dict(get_ppo_ray_runtime_env()["env_vars"])
     variables |= {name: os.environ[name] for name in PPO_RAY_RUNTIME_ENV["env_vars"] if name in os.environ}
     variables |= run or {}
-    if transfer_queue:
-        variables["TRANSFER_QUEUE_ENABLE"] = "1"
     # Ray refuses a variable that both the job and its driver set, and the job's reaches all processes as well.
     variables = {name: value for name, value in variables.items() if name not in _variables(_of_job())}
     user = dict(user or {})

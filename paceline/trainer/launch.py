@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
 
+from paceline.command_line import sigterm_as_interrupt
 from paceline.config import AnyRunConfig
 from paceline.config.derived import run_dir_of, with_trainer_keys
 from paceline.config.load import to_dictconfig
-from paceline.errors import PacelineError, ResourceError, Terminated, WorkerError
+from paceline.errors import PacelineError, ResourceError, WorkerError
 from paceline.report.status import end_status
 from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
@@ -50,7 +48,7 @@ def running_ray(cfg: AnyRunConfig) -> Iterator[RaySession]:
     """
     import ray
 
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         session = _first_session(cfg)
         try:
             with _ray_errors_as_ours():
@@ -297,28 +295,3 @@ def _ray_errors_as_ours() -> Iterator[None]:
         with suppress(Exception):  # Ray itself is gone, too
             reported = within(ANSWER_SECONDS, explain)
         raise WorkerError("task_runner", 0, "run", *(reported or (str(error), ""))) from None
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does. Only a main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    was_sigterm = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal was_sigterm
-        was_sigterm = True
-        raise KeyboardInterrupt  # the only kind that comes out of a waiting ray.get as it is
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if was_sigterm:
-            raise Terminated from None
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

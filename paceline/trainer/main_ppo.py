@@ -228,11 +228,6 @@ def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
 
     if remark := crowded_cores(cfg):
         logger.warning("%s", remark)
-    if cfg.transfer_queue.enable:
-        logger.warning(
-            "transfer_queue.enable=True sets TRANSFER_QUEUE_ENABLE=1 for your own code and nothing else: batches go "
-            "through Ray's object store."
-        )
     if isinstance(task_runner_class, type) and issubclass(task_runner_class, TaskRunner):
         task_runner_class.look_ahead(cfg)
 

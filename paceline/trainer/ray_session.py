@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import psutil
 
-from paceline.config import AnyRunConfig, PPOConfig
+from paceline.config import AnyRunConfig
 from paceline.config.derived import run_dir_of
 from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
@@ -334,8 +334,7 @@ def _guarded_start() -> Iterator[None]:
 def _runtime_env(cfg: AnyRunConfig, user: dict[str, object] | None) -> dict[str, object]:
     """Ours and the user's, with what the processes of this run report."""
     run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(run_dir_of(cfg.trainer) / LOGS_FOLDER)}
-    has_queue = isinstance(cfg, PPOConfig) and cfg.transfer_queue.enable
-    return merged_runtime_env(user, transfer_queue=has_queue, run=run)
+    return merged_runtime_env(user, run=run)
 
 
 def _options_in_running_ray(cfg: AnyRunConfig) -> dict[str, object]:

@@ -23,6 +23,7 @@ from paceline.errors import ConfigError
 from paceline.external import is_installed
 from paceline.text import did_you_mean
 
+TRANSFER_QUEUE_PACKAGE = "transfer_queue"
 OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 RECORDS = ("never", "every", "on_anomaly")
 
@@ -164,6 +165,21 @@ def _check_collector(endpoint: str | None) -> Iterator[str]:
         )
 
 
+def _check_queue(cfg: PPOConfig) -> Iterator[str]:
+    if not cfg.transfer_queue.enable:
+        return
+    if cfg.trainer.columns_stay_bytes is None:
+        yield (
+            "transfer_queue.enable=True with trainer.columns_stay_bytes=null: no column stays that it could keep; "
+            "give columns_stay_bytes a number, such as 32000, or leave transfer_queue.enable out."
+        )
+    if importlib.util.find_spec(TRANSFER_QUEUE_PACKAGE) is None:
+        yield MachineProblem(
+            "transfer_queue.enable=True needs TransferQueue, which is not installed: "
+            'pip install "paceline[transfer-queue]"'
+        )
+
+
 def _check_record(record: str | list[int]) -> Iterator[str]:
     if isinstance(record, str) and record not in RECORDS:
         hint = did_you_mean(record, RECORDS)
@@ -180,6 +196,7 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
     trainer = cfg.trainer
     yield from check_course(cfg)
     yield from _check_record(trainer.record)
+    yield from _check_queue(cfg)
     if not cfg.data.val_files:
         if trainer.log_val_generations > 0:
             yield (

@@ -211,7 +211,7 @@ RUN_RULES: tuple[Rule, ...] = (
     translated(
         f"{{{ACTOR},{ROLLOUT},actor_rollout_ref.ref,critic,reward_model,actor_rollout_ref}}.profiler.**", _profiler
     ),
-    no_effect("transfer_queue.**", "batches go from process to process through Ray's object store"),
+    no_effect("transfer_queue.**", "its storage is the one that it brings, of num_storage_units processes"),
     # data
     no_effect("data.filter_overlong_prompts_workers", "prompts are tokenised once by the tokenizer's own threads, and "
               "kept for later runs"),

@@ -64,9 +64,13 @@ def apply_kl_penalty(
 
 
 def nonfinite_places(data: DataProto, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Which of these columns are NaN or infinite on a response token, with a mask of the places."""
+    """Which of these columns are NaN or infinite on a response token, with a mask of the places.
+
+    A column that its maker found finite is not looked at again, and so need not come here.
+    """
     mask = data.batch["response_mask"].bool()
-    columns = {name: data.batch[name] for name in names if name in data.batch}
+    unknown = [name for name in names if name in data.batch and not data.is_known_finite(name)]
+    columns = {name: data.batch[name] for name in unknown}
     broken = {
         name: ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
         for name, column in columns.items()

@@ -342,6 +342,7 @@ class RayPPOTrainer(Phases, KnownNames):
         self._taken = None if self._taken is step else self._taken
         self.ledger.write(step.number, *step.accounted())
         self.rollouts.closed(step)
+        self.groups.step_closed(step.number)
         self._check_ledger()
 
     def _follow_kl(self, step: Step) -> None:

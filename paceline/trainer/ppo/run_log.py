@@ -159,10 +159,11 @@ class RunLog(RunRecords):
 
     def _show_samples(self, step: int, batch: DataProto) -> None:
         """Put into the log what is rewarded: reward hacking must be visible."""
+        batch = batch[: self._config.trainer.log_train_samples]  # the texts of others need not come here
         scores = batch.batch["token_level_scores"].sum(dim=-1)
         prompt_width = batch.batch["prompts"].shape[-1]
         lengths = batch.batch["attention_mask"][:, prompt_width:].sum(dim=-1)
-        for row in range(min(self._config.trainer.log_train_samples, len(batch))):
+        for row in range(len(batch)):
             valid = batch.batch["attention_mask"][row, :prompt_width].bool()
             logging.getLogger(SAMPLES_LOGGER).info(
                 "step %d sample: prompt %r response %r score %.3f",

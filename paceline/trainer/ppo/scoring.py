@@ -17,6 +17,7 @@ from paceline.errors import RewardError
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.rewards import UNNAMED, add_model_scores, columns_of, columns_of_batch, reward_metrics, rows_of_model
 from paceline.schema import MODEL_INPUTS
+from paceline.workers.agent_rows import CHAT
 from paceline.workers.reward_worker import EXTRA_INFO
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Scoring:
         sources = self._named_sources(batch)
         rows = np.flatnonzero(rows_of_model(sources, self.rows_with_rule(batch), self.weights))
         if len(rows):
-            chats = [name for name in ("raw_prompt",) if name in batch.non_tensor_batch]
+            chats = [name for name in ("raw_prompt", CHAT) if name in batch.non_tensor_batch]
             by_model = rm_wg.compute_rm_score(batch.select(batch_keys=MODEL_INPUTS, non_tensor_batch_keys=chats)[rows])
         return graded.then(lambda result: self._answer(batch, *self._with_model(batch, result, by_model, rows)))
 

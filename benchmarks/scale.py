@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from benchmarks.table import remark, report
 from paceline.protocol import DataProto
 from paceline.protocol.held import HeldColumn, tensordict_of
 from paceline.protocol.leaving import ANSWER_SHARE
-from paceline.protocol.runs import pack
+from paceline.protocol.runs import Runs, pack
 from paceline.report.trackers import read_metrics
 from paceline.single_controller.ray import group as ray_group
 from paceline.single_controller.ray.column_store import Maker, ObjectRows
@@ -62,13 +63,8 @@ def answer(method: str, parts: dict[str, Any]) -> Any:
         return None
     columns: dict[str, Any] = {}
     if method == "generate_sequences":
-        mask = (torch.arange(response) < torch.from_numpy(parts["lengths"])[:, None]).long()
-        attention = torch.cat([torch.ones(rows, prompt, dtype=torch.long), mask], dim=1)
-        dense = {"response_mask": mask, "attention_mask": attention, "position_ids": attention.cumsum(dim=1) - 1}
-        for name, column in dense.items():
-            runs = pack(column, ANSWER_SHARE)
-            assert runs is not None
-            columns[name] = HeldColumn([runs], torch.int64, (column.shape[1],), is_finite=True)
+        for name, runs in masks(parts["lengths"].tobytes(), prompt, response).items():
+            columns[name] = HeldColumn([runs], torch.int64, (runs.width,), is_finite=True)
     width = {"prompts": prompt, "input_ids": prompt + response}
     for name, refs in parts["refs"].items():
         sizes = [len(part) for part in np.array_split(np.arange(rows), len(refs))]
@@ -76,6 +72,16 @@ def answer(method: str, parts: dict[str, Any]) -> Any:
         dtype = torch.float32 if "log_prob" in name else torch.int64
         columns[name] = HeldColumn(pieces, dtype, (width.get(name, response),), is_finite=True)
     return DataProto(tensordict_of(columns, (rows,)))
+
+
+@cache
+def masks(lengths: bytes, prompt: int, response: int) -> dict[str, Runs]:
+    """What a worker packs, made once: its time is not the driver's."""
+    mask = (torch.arange(response) < torch.from_numpy(np.frombuffer(lengths, dtype=np.int64).copy())[:, None]).long()
+    attention = torch.cat([torch.ones(len(mask), prompt, dtype=torch.long), mask], dim=1)
+    dense = {"response_mask": mask, "attention_mask": attention, "position_ids": attention.cumsum(dim=1) - 1}
+    found = {name: pack(column, ANSWER_SHARE) for name, column in dense.items()}
+    return {name: runs for name, runs in found.items() if runs is not None}
 
 
 class LightActor:

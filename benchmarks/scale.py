@@ -34,7 +34,7 @@ from benchmarks.table import remark, report
 from paceline.protocol import DataProto
 from paceline.protocol.held import HeldColumn, tensordict_of
 from paceline.protocol.leaving import ANSWER_SHARE
-from paceline.protocol.runs import Runs, pack
+from paceline.protocol.stretches import Stretches, pack
 from paceline.report.trackers import read_metrics
 from paceline.single_controller.ray import group as ray_group
 from paceline.single_controller.ray.column_store import Maker, ObjectRows
@@ -75,7 +75,7 @@ def answer(method: str, parts: dict[str, Any]) -> Any:
 
 
 @cache
-def masks(lengths: bytes, prompt: int, response: int) -> dict[str, Runs]:
+def masks(lengths: bytes, prompt: int, response: int) -> dict[str, Stretches]:
     """What a worker packs, made once: its time is not the driver's."""
     mask = (torch.arange(response) < torch.from_numpy(np.frombuffer(lengths, dtype=np.int64).copy())[:, None]).long()
     attention = torch.cat([torch.ones(len(mask), prompt, dtype=torch.long), mask], dim=1)

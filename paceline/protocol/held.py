@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.protocol.memory import cat, uninitialised
-from paceline.protocol.runs import Runs
+from paceline.protocol.allocation import cat, uninitialised
+from paceline.protocol.stretches import Stretches
 from paceline.protocol.transport import Sent
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StoredRows(ABC):
         """The tensors, all at once. They may be memory that others read too."""
 
 
-Source: TypeAlias = Tensor | Runs | StoredRows
+Source: TypeAlias = Tensor | Stretches | StoredRows
 
 
 class HeldColumn:
@@ -204,14 +204,14 @@ def fetch_all(columns: Iterable[HeldColumn]) -> None:
         column._fill(fetched)
 
 
-def _rows_of(source: Tensor | Runs, rows: np.ndarray) -> Tensor | Runs:
+def _rows_of(source: Tensor | Stretches, rows: np.ndarray) -> Tensor | Stretches:
     """These rows; the source itself, or a view of it, where they are consecutive."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.array_equal(rows, np.arange(rows[0], rows[-1] + 1)):
         if len(rows) == len(source):
             return source
         if isinstance(source, Tensor):
             return source[int(rows[0]) : int(rows[-1]) + 1]
-    return source.take(rows) if isinstance(source, Runs) else source[torch.from_numpy(rows)]
+    return source.take(rows) if isinstance(source, Stretches) else source[torch.from_numpy(rows)]
 
 
 def _received_column(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.protocol.batch import DataProto
 from paceline.protocol.held import HeldColumn, StoredRows
-from paceline.protocol.runs import pack, repeated_rows
+from paceline.protocol.stretches import pack, repeated_rows
 
 SMALLEST_PACKED_BYTES = 1000
 ANSWER_SHARE = 1 / 16
@@ -31,11 +31,11 @@ def left_behind(answer: DataProto, keep: Callable[[list[Tensor]], Sequence[Store
         if _stays_as_it_is(column) or column.nbytes < min(min_bytes, SMALLEST_PACKED_BYTES):
             return column
         here = column.detach().cpu()
-        runs = pack(here, ANSWER_SHARE)
-        if runs is None and here.nbytes < min_bytes:
+        stretches = pack(here, ANSWER_SHARE)
+        if stretches is None and here.nbytes < min_bytes:
             return column
         rows = max(1, BYTES_APART * len(here) // here.nbytes)
-        sources = keep(list(here.split(rows))) if runs is None else [runs]
+        sources = keep(list(here.split(rows))) if stretches is None else [stretches]
         return HeldColumn(sources, here.dtype, tuple(here.shape[1:]), is_finite=_is_finite(column))
 
     return answer.with_columns(leave)
@@ -61,9 +61,9 @@ def packed(data: DataProto) -> DataProto:
         if (index := repeated_rows(column)) is not None:
             firsts = [0, *((index[1:] != index[:-1]).nonzero()[0] + 1).tolist()]
             sources = [column.detach()[firsts]]
-        runs = pack(sources[0], ARGUMENT_SHARE)
-        if runs is None and index is None:
+        stretches = pack(sources[0], ARGUMENT_SHARE)
+        if stretches is None and index is None:
             return column
-        return HeldColumn(sources if runs is None else [runs], column.dtype, tuple(column.shape[1:]), index)
+        return HeldColumn(sources if stretches is None else [stretches], column.dtype, tuple(column.shape[1:]), index)
 
     return data.with_columns(smaller)

@@ -60,6 +60,7 @@ class HeldColumn:
         self.row_shape = row_shape
         self.index = np.arange(sum(map(len, self.sources))) if index is None else index
         self.is_finite = is_finite
+        self._ends: np.ndarray | None = None
         self._tensor: Tensor | None = None
         self._version = 0
         self._part_of: tuple[Tensor, slice | Tensor] | None = None
@@ -80,13 +81,19 @@ class HeldColumn:
         """These rows, held as well; of a column that was written to, a tensor."""
         if self.is_written:
             return cast(Tensor, self._tensor)[rows]
-        taken = self._like(self.sources, self.index[rows if isinstance(rows, slice) else rows.numpy()])
+        index = self.index[rows if isinstance(rows, slice) else rows.numpy()]
+        taken = HeldColumn(self.sources, self.dtype, self.row_shape, index, is_finite=self.is_finite)
+        taken._ends = self.ends
         if self._tensor is not None:
             taken._part_of = (self._tensor, rows)
         return taken
 
-    def _like(self, sources: Sequence[Source], index: np.ndarray) -> HeldColumn:
-        return HeldColumn(sources, self.dtype, self.row_shape, index, is_finite=self.is_finite)
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each source ends among the rows of all; counted once for all columns that are made of this one."""
+        if self._ends is None:
+            self._ends = np.cumsum([len(source) for source in self.sources], dtype=np.int64)
+        return self._ends
 
     @staticmethod
     def join(columns: Sequence[HeldColumn | Tensor]) -> HeldColumn:
@@ -154,7 +161,7 @@ class HeldColumn:
 
     def _by_source(self) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
         """Each source that rows come from: where these are in the column, and which rows of it they are."""
-        ends = np.cumsum([len(source) for source in self.sources], dtype=np.int64)
+        ends = self.ends
         owner = np.searchsorted(ends, self.index, side="right")
         order = np.argsort(owner, kind="stable")
         numbers, firsts = np.unique(owner[order], return_index=True)

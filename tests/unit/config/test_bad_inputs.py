@@ -241,6 +241,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"trainer.nnodes": -1}, "trainer.nnodes=-1 is out of range"),
     ({"trainer.save_freq": 0}, "trainer.save_freq=0 is out of range; set it to a number >= 1, or -1."),
     ({"trainer.total_training_steps": 0}, "trainer.total_training_steps=0 is out of range"),
+    ({"trainer.columns_stay_bytes": -1}, "trainer.columns_stay_bytes=-1 is out of range"),
+    ({"transfer_queue.num_storage_units": 0}, "transfer_queue.num_storage_units=0 is out of range"),
+    ({"transfer_queue.enable": True}, "transfer_queue.enable=True needs TransferQueue, which is not installed: pip"),
+    (
+        {"transfer_queue.enable": True, "trainer.columns_stay_bytes": None},
+        "transfer_queue.enable=True with trainer.columns_stay_bytes=null: no column stays that it could keep",
+    ),
     ({"trainer.heartbeat_timeout_seconds": 0}, "trainer.heartbeat_timeout_seconds=0.0 is out of range"),
     # Files and models
     ({"data.train_files": None}, "data.train_files is not set; set it to a data file"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import sys
 import time
 import traceback
 from dataclasses import dataclass, replace
 
 import ray
-import torch
 from ray.actor import ActorClass
 
 from paceline.errors import RemoteCause, WorkerError
@@ -79,7 +80,10 @@ class FromValues:
 
 @dataclass(frozen=True)
 class Call:
-    """One method call on one rank. Large arguments and futures are `FromValues`."""
+    """One method call on one rank. Large arguments and futures are `FromValues`.
+
+    It travels as bytes, which Ray sends as they are: left to Ray, it would be pickled for each rank, by a slow pickler.
+    """
 
     role: str
     method: str
@@ -137,7 +141,7 @@ class WorkerShell:
         num_threads: int | None,
         num_neighbours: int,
         roles: dict[str, RayClassWithInitArgs],
-    ) -> CallRecord:
+    ) -> bytes:
         """Set the environment, then construct the worker of every role. `num_neighbours` share this node's cores."""
         start = time.time()
         log_process(f"{self._process_roles}_{context.rank}", process=repr(self))
@@ -145,7 +149,8 @@ class WorkerShell:
         context.export()
         num_threads = num_threads or max(1, num_cores() // num_neighbours)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-        torch.set_num_threads(num_threads)
+        if "torch" in sys.modules:  # else it reads the variable when a worker's class or arguments bring it
+            sys.modules["torch"].set_num_threads(num_threads)
         for role, spec in roles.items():
             self._contexts[role] = replace(context, role=role)
             current_context.set(self._contexts[role])
@@ -156,9 +161,10 @@ class WorkerShell:
         return self._record(self._process_roles, "__init__", start, {})
 
     @ray.method(num_returns=2)
-    def execute(self, call: Call, *values: object) -> tuple[object, CallRecord]:
+    def execute(self, packed: bytes, *values: object) -> tuple[object, bytes]:
         """Run one call. The record is a result of its own, so that the driver can watch many calls for little."""
         start = time.time()
+        call: Call = pickle.loads(packed)
         current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
         call_tag.set(call.tag)
         try:
@@ -175,8 +181,8 @@ class WorkerShell:
         cause = RemoteCause.of(error)
         return WorkerError(role, self._rank, method, f"{type(error).__name__}: {error}", traceback.format_exc(), cause)
 
-    def _record(self, role: str, method: str, start: float, tag: dict[str, object]) -> CallRecord:
-        return CallRecord(
+    def _record(self, role: str, method: str, start: float, tag: dict[str, object]) -> bytes:
+        record = CallRecord(
             pool=self._pool_name,
             process_roles=self._process_roles,
             role=role,
@@ -188,6 +194,7 @@ class WorkerShell:
             end=time.time(),
             tag=tag,
         )
+        return pickle.dumps(record)
 
 
 def _fill(call: Call, values: tuple[object, ...]) -> tuple[list[object], dict[str, object]]:

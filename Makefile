@@ -18,7 +18,7 @@ DEVICE_SUITES := tests/contract/test_simulated_device.py tests/contract/test_eng
 DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (follows and native) or \
 	(rollout_contract and native and (greedy or seed or weights or sleeping))"
 
-.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends test-trackers $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
+.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends test-trackers test-transfer-queue $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
 	bench-peers pictures docs docs-serve clean
 
 setup: $(READY)
@@ -68,6 +68,7 @@ test-all: lint $(VLLM_READY)
 	$(MAKE) test-device
 	$(MAKE) test-backends
 	$(MAKE) test-trackers
+	$(MAKE) test-transfer-queue
 
 # The suites that any device must pass, on a simulated accelerator.
 test-device: $(READY)
@@ -96,6 +97,18 @@ test-backends: $(BACKENDS:%=backend-%)
 # Looks into what each optional tracker stores.
 test-trackers: .trackers/.ready
 	.trackers/bin/python -m pytest tests/contract/test_tracker_stores.py
+
+# TransferQueue's wheel brings folders `tests` and `scripts` of its own: an environment of its own.
+.transfer-queue/.ready: pyproject.toml requirements.lock requirements-transfer-queue.lock
+	test -x .transfer-queue/bin/python || $(PYTHON) -m venv .transfer-queue
+	.transfer-queue/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.transfer-queue/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		-r requirements.lock -r requirements-transfer-queue.lock --editable .
+	touch $@
+
+# Runs whose columns stay in TransferQueue.
+test-transfer-queue: .transfer-queue/.ready
+	.transfer-queue/bin/python -m pytest tests/ray/test_transfer_queue.py
 
 # Kills and stops each process of real runs: half an hour or more.
 chaos: $(READY)
@@ -150,4 +163,4 @@ bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl smollm2))
 	touch $@
 
 clean:
-	rm -rf $(VENV) .backends .trackers .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .backends .trackers .transfer-queue .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -21,8 +21,9 @@ The names load on first use, and torch with them: a process that gets no batch n
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     from paceline.protocol.batch import (
@@ -30,10 +31,9 @@ if TYPE_CHECKING:
         DataProtoConfig,
         DataProtoItem,
         _received,
-        pad_dataproto_to_divisor,
-        unpad_dataproto,
     )
     from paceline.protocol.future import DataProtoFuture
+    from paceline.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
     from paceline.protocol.transport import _tensor_over
 
 __all__ = [
@@ -43,10 +43,16 @@ __all__ = [
     "DataProtoItem",
     "_received",  # the pickles that an earlier version wrote name these two here
     "_tensor_over",
+    "is_batch",
     "pad_dataproto_to_divisor",
     "unpad_dataproto",
 ]
-_ELSEWHERE = {"DataProtoFuture": "future", "_tensor_over": "transport"}
+_ELSEWHERE = {
+    "DataProtoFuture": "future",
+    "_tensor_over": "transport",
+    "pad_dataproto_to_divisor": "padding",
+    "unpad_dataproto": "padding",
+}
 """Those that are not of `batch`."""
 
 
@@ -56,3 +62,8 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'batch')}"), name)
     globals()[name] = value
     return value
+
+
+def is_batch(value: object) -> TypeGuard[DataProto]:
+    """Whether it is a DataProto; loads nothing, since where nothing is loaded there is none."""
+    return f"{__name__}.batch" in sys.modules and isinstance(value, sys.modules[__name__].DataProto)

@@ -28,7 +28,8 @@ def ray_session():
     ray.shutdown()
 
 
-SPLIT = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}
+# Split, no column of an answer comes to the driver before it is read; colocated, these small ones come at once.
+SPLIT = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2, "trainer__columns_stay_bytes": 0}
 GRPO = {
     "algorithm__adv_estimator": "grpo",
     "actor_rollout_ref__rollout__n": 4,

@@ -123,7 +123,7 @@ def _loop() -> asyncio.Runner:
 def _shared_columns(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Column]:
     """Every tensor of every batch, and every array that is not of objects, named `argument.column`."""
     named = [*((str(index), arg) for index, arg in enumerate(args)), *kwargs.items()]
-    return dict(_columns({name: value for name, value in named if isinstance(value, protocol.DataProto)}, ""))
+    return dict(_columns({name: value for name, value in named if protocol.is_batch(value)}, ""))
 
 
 def _checksums(columns: dict[str, Column]) -> dict[str, int]:
@@ -136,7 +136,7 @@ def _columns(value: object, name: str) -> Iterator[tuple[str, Column]]:
 
     if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
         yield name, value
-    elif isinstance(value, protocol.DataProto):
+    elif protocol.is_batch(value):
         for part in (value.batch, value.non_tensor_batch, value.meta_info):
             yield from _columns(dict(part.items()) if part is not None else {}, name)
     elif isinstance(value, dict | list | tuple):

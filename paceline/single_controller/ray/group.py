@@ -19,6 +19,7 @@ from paceline.redaction import known_secrets
 from paceline.single_controller.base import MeshRank, RankCall, WorkerGroup, call_tag
 from paceline.single_controller.base.dispatch import CollectFn, as_list
 from paceline.single_controller.base.worker import WorkerContext
+from paceline.single_controller.ray.column_store import ColumnStore, ObjectStore
 from paceline.single_controller.ray.heartbeat import forget_beats
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 from paceline.single_controller.ray.shell import (
@@ -56,6 +57,9 @@ class RayWorkerGroup(WorkerGroup):
     on their own, so that several groups start at the same time; `construct_workers` must be called before any method.
     `worker_env` are environment variables of the processes, set before they start.
     """
+
+    column_store: ColumnStore | None = ObjectStore()
+    """Where large columns of answers stay until they are read; None: every answer comes to the driver whole."""
 
     def __init__(
         self,
@@ -128,14 +132,16 @@ class RayWorkerGroup(WorkerGroup):
         call_id = watch.new_call_id()
         tag = dict(call_tag.get({}))
         check_inputs = os.environ.get("PACELINE_CHECK_INPUTS") == "1"
-        packer = _Packer()
+        packer = _Packer(packs=self.column_store is not None)
         packed, packed_for = b"", object()  # the call as it was packed, and for which arguments
         results, pending = [], []
         for rank_call in calls:
             args, kwargs, refs = packer.pack(rank_call)
             what = args, kwargs, rank_call.answers
             if not _alike(what, packed_for):
-                call = Call(self.name, method, args, kwargs, tag, rank_call.answers, row_wise, check_inputs)
+                call = Call(
+                    self.name, method, args, kwargs, tag, rank_call.answers, row_wise, check_inputs, self.column_store
+                )
                 packed, packed_for = ray.cloudpickle.dumps(call), what
             process = self._workers.processes[rank_call.rank]
             result, record = process.actor.execute.remote(packed, *refs)
@@ -264,7 +270,8 @@ class _Packer:
     An object that several ranks get goes to the object store once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, packs: bool) -> None:
+        self._packs = packs
         self._stored: dict[int, tuple[object, ray.ObjectRef]] = {}  # holds the object, so that its id stays its own
 
     def pack(self, call: RankCall) -> tuple[tuple[object, ...], dict[str, object], list[ray.ObjectRef]]:
@@ -288,6 +295,11 @@ class _Packer:
             refs.append(value)
         else:
             if id(value) not in self._stored:
-                self._stored[id(value)] = (value, ray.put(value))
+                sent = value
+                if self._packs and protocol.is_batch(value):
+                    from paceline.protocol.leaving import packed  # loads torch, as every batch has
+
+                    sent = packed(value)
+                self._stored[id(value)] = (value, ray.put(sent))
             refs.append(self._stored[id(value)][1])
         return FromValues(start, len(refs), resolver)

@@ -196,7 +196,7 @@ class CallWatch:
         started = time.monotonic()
         next_report = started + REPORT_SECONDS
         while True:
-            self._poll(POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS, wanted)
+            self._poll((POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS) if wanted else 0.0, wanted)
             if self._failures:
                 raise self._first_failure()
             self._do_meanwhile()  # also between short waits, one after another
@@ -217,6 +217,14 @@ class CallWatch:
             return ray.get(results)
         except RayError:
             raise _find_lost(results, calls) from None
+
+    def raise_failure(self) -> None:
+        """Raise the failure of a call that is known, or is in a moment: what was not to be had may follow from it."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self._pending and not self._failures and time.monotonic() < deadline:
+            self._poll(0.1)
+        if self._failures:
+            raise self._first_failure()
 
     def _do_meanwhile(self) -> None:
         """What the driver does while it waits; what that waits for is waited for alone."""
@@ -257,14 +265,14 @@ class CallWatch:
             self._clear()
 
     def _poll(self, timeout_seconds: float, wanted: Collection[ray.ObjectRef] = ()) -> None:
-        """Move what has finished to the records or the failures, when all of `wanted` has or so many seconds are over.
+        """Move what has finished to the records or the failures; first wait so long for all of `wanted`, or for any.
 
-        One wait for all of them: to wake up for each would cost the driver the square of their number.
+        For all of them at once: to wake up for each would cost the driver the square of their number.
         """
-        if wanted:
-            ray.wait([*wanted], num_returns=len(wanted), timeout=timeout_seconds, fetch_local=False)
         if not (refs := list(self._pending)):
             return
+        if timeout_seconds:
+            ray.wait(list(wanted) or refs, num_returns=len(wanted) or 1, timeout=timeout_seconds, fetch_local=False)
         finished = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]
         for record, outcome in zip(finished, _outcomes(finished), strict=True):
             call = self._pending.pop(record)
@@ -281,8 +289,7 @@ class CallWatch:
         """
         deadline = time.monotonic() + SETTLE_SECONDS
         while self._cause_may_come() and time.monotonic() < deadline:
-            ray.wait(list(self._pending), num_returns=1, timeout=0.1, fetch_local=False)
-            self._poll(0.0)
+            self._poll(0.1)
         failure = min(self._failures, key=lambda failure: (failure.call.call_id, not failure.is_death))
         related = {failure.call.call_id}
         calls = [*self._pending.values(), *(failure.call for failure in self._failures)]

@@ -19,7 +19,8 @@ from paceline.protocol import DataProto
 from paceline.protocol.held import HeldColumn
 from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
-from paceline.single_controller.ray.column_store import ObjectRows, ObjectStore
+from paceline.single_controller.ray.column_store import ObjectStore
+from paceline.single_controller.ray.object_rows import ObjectRows
 
 WIDTH = 5000
 

@@ -32,7 +32,7 @@ from paceline.trainer.ppo.computed_columns import (
 )
 from paceline.trainer.ppo.conversations import Conversations
 from paceline.trainer.ppo.corrected_columns import correction_of
-from paceline.trainer.ppo.known_names import KnownNames, readable_config
+from paceline.trainer.ppo.known_names import KnownNames, check_device_name
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
 from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
@@ -113,7 +113,7 @@ class RayPPOTrainer(Phases, KnownNames):
         device_name: str | None = None,
     ) -> None:
         self.cfg = with_token_budgets(load_config(config))
-        self.config = readable_config(self.cfg, device_name)
+        check_device_name(self.cfg, device_name)
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping
         self.resource_pool_manager = resource_pool_manager

@@ -25,6 +25,7 @@ from paceline.agents.wire import Engines
 from paceline.config import AgentConfig, MultiTurnConfig
 from paceline.rollout.native import NativeRollout
 from paceline.workers.agent_rows import rows_to_batch
+from paceline.workers.agent_sessions import AgentSessions
 from paceline.workers.mailbox import Mailbox
 from tests.tiny import build_tiny_model
 from tests.unit.agents.chats import TEMPLATES, chat_template
@@ -96,7 +97,7 @@ def serving(model: PreTrainedModel, num_agents: int, session: int = 1) -> Iterat
 
     def serve() -> None:
         try:
-            mailbox.serve(engine, SAMPLING, session, num_agents)
+            AgentSessions(mailbox, engine).serve(SAMPLING, session, num_agents)
         except BaseException as error:
             errors.append(error)
 
@@ -188,8 +189,9 @@ def test_an_agent_may_begin_the_next_step_while_another_is_at_this_one(
     engines, jobs = Engines((mailbox.address,), KEY), make_jobs(template, 4)
 
     def serve() -> None:
+        sessions = AgentSessions(mailbox, engine)
         for session in (1, 2):
-            mailbox.serve(engine, SAMPLING, session, 2)
+            sessions.serve(SAMPLING, session, 2)
 
     async def linked(session: int, agent: int) -> EngineLink:
         link = EngineLink(session, agent)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
+from paceline.config.derived import uses_agents
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
 from paceline.data.rl_dataset import Batch, Item
@@ -32,6 +33,7 @@ from paceline.run_folder import (
 )
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
+from paceline.trainer.ppo.agent_pool import AgentPool
 from paceline.trainer.ppo.computed_columns import (
     apply_kl_penalty,
     compute_advantage,
@@ -188,14 +190,17 @@ class RayPPOTrainer(Phases, KnownNames):
                 n=self.cfg.actor_rollout_ref.rollout.n,
                 on_update=schedule.on_update,
                 sampling=self.set_sampling,
-                grade=self._ask_rules if self.cfg.trainer.overlap == "full" else None,
+                grade=self._ask_rules if self.cfg.trainer.overlap == "full" and not uses_agents(self.cfg) else None,
                 phase=lambda name, **about: self.log.phase(name, **about),
             )
         ahead = Schedule(schedule.max_staleness if schedule.name == "pipelined" else 0, last_step)
         return RolloutsAhead(ahead, self.train_dataloader, self.draw_step, self.issue_rollout)
 
-    def _request_pool(self) -> RequestPool:
+    def _request_pool(self) -> RequestPool | AgentPool:
         """Where single requests go. A rollout with devices of its own samples beside the calls."""
+        if self.conversations is not None:
+            is_beside, kv_cache = self.rollout_wg is not None, self.cfg.trainer.schedule.kv_cache
+            return AgentPool(self.conversations, is_beside=is_beside, kv_cache=kv_cache)
         (group,) = self.groups.generating
         if self.rollout_wg is not None:
             group.start_sampling(self.cfg.trainer.schedule.kv_cache)

@@ -17,8 +17,8 @@ from paceline.trainer.ppo.request_pool import POLL_SECONDS
 class AgentPool:
     """What `RequestPool` is for single responses: a conversation is a request.
 
-    Its turns are sampled by one process of the rollout: between calls (`is_beside`), or in a call that ends when as many
-    conversations have ended as are wanted.
+    Its turns are sampled by one process of the rollout: between calls (`is_beside`), or in a call that ends when as
+    many conversations have ended as are wanted.
     """
 
     reads_labels = True

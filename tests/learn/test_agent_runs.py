@@ -131,7 +131,7 @@ def test_a_stream_of_conversations_without_staleness_is_sync_up_to_rounding(mate
 def test_conversations_of_a_streaming_run_are_no_staler_than_its_bound(
     material: Path, tmp_path: Path, placement: dict[str, Any], on_update: str
 ) -> None:
-    run = {"trainer__total_training_steps": 4, "trainer__test_freq": 2, **placement, f"{ROLLOUT}agent__num_workers": 2}
+    run = {"trainer__total_training_steps": 4, "trainer__test_freq": 2, **placement}
     group = {f"{ROLLOUT}n": 2, "algorithm__adv_estimator": "grpo"}
     train_in_process(games(material, tmp_path, **run, **group, **streaming(1, trainer__schedule__on_update=on_update)))
     lines = read_metrics(tmp_path)[1:]
@@ -147,7 +147,7 @@ def test_conversations_that_wait_for_their_step_come_through_a_checkpoint(materi
     run["trainer__schedule__on_update"] = "finish"
     train_in_process(games(material, tmp_path / "whole", **run))
     folder = tmp_path / "whole" / "checkpoints" / "global_step_1"
-    assert (folder / "step_2.responses.safetensors").exists()
+    assert (folder / "rollouts" / "step_2.responses.safetensors").exists()
     path = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": str(folder)}
     train_in_process(games(material, tmp_path / "resumed", **run, **path))
     names = ("whole", "resumed")

@@ -26,7 +26,7 @@ from paceline.agents.openai_messages import (
 )
 from paceline.agents.parsers import ToolFormat
 from paceline.agents.template import ChatTemplate
-from paceline.errors import DataError, PacelineError
+from paceline.errors import PacelineError
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class OpenAIServer:
         try:
             asked = read_request(await request.json(), is_chat=request.path.endswith("/chat/completions"))
             return await self._answered(request, answering, asked)
-        except (BadRequestError, DataError, ValueError) as error:
+        except (BadRequestError, ValueError) as error:  # DataError, too
             return _refusal(400, str(error))
         except BusyError as error:
             return _refusal(429, str(error))

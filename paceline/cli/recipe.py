@@ -17,6 +17,7 @@ from pathlib import Path
 from paceline.cli import make_parser
 from paceline.command_line import errors_as_exit_codes
 from paceline.errors import ConfigError
+from paceline.run_folder import RUNS_FOLDER
 from paceline.text import did_you_mean
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.what == "show":
             print(_shown(recipe))
             return 0
-        return run(recipe, (arguments.output or Path("runs") / "recipes" / recipe.name).expanduser(), arguments.short)
+        return run(recipe, (arguments.output or RUNS_FOLDER / "recipes" / recipe.name).expanduser(), arguments.short)
     return 0
 
 

@@ -42,6 +42,7 @@ PHASE_NAMES = {
     "decode_until": "gen",
     "sample": "gen",
     "serve_agents": "gen",
+    "serve_until": "gen",
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
     "compute_values": "values",

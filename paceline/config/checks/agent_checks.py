@@ -17,7 +17,7 @@ ON = f"{ROLLOUT}.multi_turn.enable=True"
 
 def check_agents(cfg: PPOConfig) -> Iterator[str]:
     """Names that nobody registered, and parts of a run that know no conversations."""
-    rollout, schedule = cfg.actor_rollout_ref.rollout, cfg.trainer.schedule
+    rollout = cfg.actor_rollout_ref.rollout
     agent, multi_turn = rollout.agent, rollout.multi_turn
     if TOOL_FORMATS.get(multi_turn.format) is None:
         yield refused_choice(TOOL_FORMATS.key, multi_turn.format, TOOL_FORMATS.built_in)
@@ -40,8 +40,6 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: workers that share an engine "
             f"sample in step, and a conversation can't; with {said} set 1."
         )
-    if schedule.name == "streaming":
-        yield f"trainer.schedule.name=streaming is not supported with {said} yet; set sync or pipelined."
     if estimator is not None and estimator.needs_baseline:
         yield (
             f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} wants a greedy response beside each, which a "

@@ -526,7 +526,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.multi_turn.tool_response_truncate_side": "lft"}, "did you mean left?"),
     ({f"{ROLLOUT}.multi_turn.tool_config_path": "{missing}.yaml"}, f"{ROLLOUT}.multi_turn.tool_config_path"),
     ({**TALKS, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; with"),
-    ({**TALKS, **STREAMING}, "trainer.schedule.name=streaming is not supported with"),
     ({**TALKS, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants a greedy response"),
     ({**TALKS, **GRPO, "algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable=True is not supported"),
     (

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.front import DPO, GRPO, PPO, SFT, FinishedRun, RewardModel
+    from paceline.front import DPO, GRPO, PPO, SFT, Distill, FinishedRun, RewardModel
     from paceline.protocol import DataProto, DataProtoFuture
 
 __version__ = "0.1.0"
@@ -19,6 +19,7 @@ __all__ = [
     "SFT",
     "DataProto",
     "DataProtoFuture",
+    "Distill",
     "FinishedRun",
     "RewardModel",
     "__version__",

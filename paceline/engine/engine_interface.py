@@ -22,6 +22,7 @@ from paceline.catalog import BACKENDS, BackendEntry, Registry
 from paceline.config import ModelConfig, OptimConfig
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
+from paceline.engine.top_tokens import Likeliest
 from paceline.engine.training_state import Snapshot
 from paceline.errors import ConfigError
 
@@ -104,6 +105,8 @@ class Engine(ABC):
     """Whether ranks of this backend can share sequences."""
     takes_compile: ClassVar[bool] = False
     """Whether this backend compiles layers."""
+    takes_several_tokens: ClassVar[bool] = False
+    """Whether this backend gives log-probs of several tokens at a place."""
 
     def __init__(self, spec: EngineSpec) -> None:
         if spec.lora is not None and not self.takes_lora:
@@ -137,6 +140,7 @@ class Engine(ABC):
     ) -> dict[str, float]:
         """One optimizer step on the mini-batch of which `data` is this rank's part.
 
+        Where `data` has `top_tokens`, the loss gets their `top_log_probs` (batch, response, k) too.
         Returns the metric sums of `loss_fn`, `loss`, `grad_norm` (before clipping) and `lr` (of this step), all over
         the whole mini-batch and so equal on all ranks. A loss or gradient that is not finite raises NonFiniteError on
         every rank and leaves weights and optimizer as they were.
@@ -149,13 +153,15 @@ class Engine(ABC):
         *,
         temperature: float = 1.0,
         sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
         **size: Unpack[MicroBatchSize],
     ) -> dict[str, Tensor]:
         """The model's output for this rank's rows, in their order, float32, in main memory.
 
         causal_lm: `log_probs` and `entropy` (batch, response) at `temperature`; if it is asked for, `sum_pi_squared`,
-        the squared probabilities of all tokens, summed. value: `values` (batch, response), each from the position that
-        predicts the response token. All are 0 outside `response_mask`.
+        the squared probabilities of all tokens, summed. With `likeliest`, in place of these `top_tokens` (int32) and
+        `top_log_probs` (batch, response, k), the likeliest first. value: `values` (batch, response), each from the
+        position that predicts the response token. All are 0 outside `response_mask`.
         sequence_classification: `scores` (batch,), at the last token that `attention_mask` covers.
         """
 
@@ -250,6 +256,7 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
             engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
             engine.takes_ulysses = can.ulysses
             engine.takes_compile = can.compiles
+            engine.takes_several_tokens = can.several_tokens
         else:
             # A class that is no Engine, and does not say what it takes, refuses it by itself.
             entry = BackendEntry(
@@ -258,6 +265,7 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
                 offload=getattr(engine, "takes_offload", True),
                 ulysses=getattr(engine, "takes_ulysses", True),
                 compiles=getattr(engine, "takes_compile", True),
+                several_tokens=getattr(engine, "takes_several_tokens", False),
             )
             BACKENDS.add(name, entry)
         return engine

@@ -68,6 +68,7 @@ def nonfinite_places(data: DataProto, names: Sequence[str]) -> dict[str, torch.T
     """Which of these columns are NaN or infinite on a response token, with a mask of the places."""
     mask = data.batch["response_mask"].bool()
     columns = {name: data.batch[name] for name in names if name in data.batch}
+    columns |= {name: column.sum(dim=-1) for name, column in columns.items() if column.dim() == 3}
     broken = {
         name: ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
         for name, column in columns.items()

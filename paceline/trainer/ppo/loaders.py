@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.agents.tools import read_tools
 from paceline.config import DataConfig, PPOConfig
-from paceline.config.derived import uses_agents
+from paceline.config.derived import learns_from_rewards, uses_agents
 from paceline.data.custom_data import make_dataset, make_sampler
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import Batch, Item
@@ -41,7 +41,10 @@ def make_train_loader(
         assert data.train_files is not None  # the configuration was checked
         most = data.train_max_samples
         dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, processor=processor)
-    if reads_rewards(config):
+    if not learns_from_rewards(config):
+        if hasattr(reward_fn, "expect_teacher"):
+            reward_fn.expect_teacher()
+    elif reads_rewards(config):
         check_scorable(reward_fn, dataset, data.reward_fn_key, has_model=uses_reward_model(config))
     return make_dataloader(
         dataset,

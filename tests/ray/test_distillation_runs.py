@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,8 @@ from tests.runs import as_overrides, base_config, make_material, read_metrics, r
 from tests.tiny import make_tiny_model
 
 pytestmark = pytest.mark.slow
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/distillation.md"
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +88,19 @@ def test_several_tokens_from_sharded_actor_and_teachers(material: Path, tmp_path
     for name in ("actor/distillation/loss", "actor/distillation/student_mass", "actor/grad_norm"):
         found = [read_metrics(tmp_path / run)[1][name] for run in ("one", "two")]
         assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+def test_the_python_of_the_page_trains(material: Path, tmp_path: Path) -> None:
+    """The block of docs/distillation.md, with one step of short responses."""
+    [block] = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert "steps=100" in block
+    (tmp_path / "student").symlink_to(material / "model")
+    for name in ("teacher", "train.parquet", "test.parquet"):
+        (tmp_path / name).symlink_to(material / name)
+    keys = "steps=1, max_prompt_length=32, max_response_length=8, config={'ray_kwargs.ray_init.num_cpus': 2}"
+    program = block.replace("steps=100", keys)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    loss, model = done.stdout.strip().splitlines()[-1].split(" ", 1)
+    assert float(loss) > 0
+    assert (Path(model) / "config.json").exists()

@@ -23,6 +23,7 @@ from paceline.text import did_you_mean
 
 MATERIALS = {
     "sums": "paceline.cli.recipe_material:make_sums",
+    "smollm2": "paceline.cli.smollm2_material:make_smollm2",
     "hh": "paceline.cli.hh_material:make_hh",
     "calculator": "paceline.cli.calculator_material:make_calculator",
 }

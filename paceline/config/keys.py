@@ -110,7 +110,8 @@ def _keys_of(root: Any) -> dict[str, Key]:
 def item_section(hint: object) -> type[Any] | None:
     """Of a key that holds sections under names of the user's own, the dataclass of one of them."""
     args = get_args(hint)
-    return args[1] if get_origin(hint) is dict and dataclasses.is_dataclass(args[1]) else None
+    is_one = get_origin(hint) is dict and isinstance(args[1], type) and dataclasses.is_dataclass(args[1])
+    return args[1] if is_one else None
 
 
 def value_of(config: AnyRunConfig, name: str) -> Any:

@@ -15,6 +15,7 @@ from paceline.data.custom_data import make_dataset, make_sampler
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import Batch, Item
 from paceline.errors import ConfigError
+from paceline.rewards import RewardManager
 from paceline.trainer.ppo.memory import validation_batch_size
 from paceline.trainer.ppo.placement import uses_reward_model
 from paceline.trainer.ppo.scoring import check_scorable
@@ -42,7 +43,7 @@ def make_train_loader(
         most = data.train_max_samples
         dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, processor=processor)
     if not learns_from_rewards(config):
-        if hasattr(reward_fn, "expect_teacher"):
+        if isinstance(reward_fn, RewardManager):
             reward_fn.expect_teacher()
     elif reads_rewards(config):
         check_scorable(reward_fn, dataset, data.reward_fn_key, has_model=uses_reward_model(config))

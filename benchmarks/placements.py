@@ -1,7 +1,8 @@
-"""Draws docs/images/placements.svg: the same training colocated and split, from the timelines of two real runs.
+"""Draws docs/images/placements.svg: the same training by placement and overlap, from the timelines of three real runs.
 
 PPO with reference and reward model on two CPU cores. Colocated, one device has both cores and the roles take turns on
-it; split, each pool has one core. Three steps in the middle of each run are drawn to one scale of time.
+it; split, each pool has one core, and its calls run one after another (trainer.overlap=none) or side by side. Three
+steps in the middle of each run are drawn to one scale of time.
 
     python -m benchmarks.placements --output docs/images/placements.svg
 """
@@ -17,9 +18,11 @@ from typing import Any
 from benchmarks.overlap import PHASES, make_material, run
 from paceline.report.page.gantt import read_gantt
 
+SPLIT: dict[str, Any] = {"n_gpus_per_node": 2, "threads_per_worker": 1, "placement": {"name": "split"}}
 RUNS: dict[str, dict[str, Any]] = {
     "colocated": {"n_gpus_per_node": 1, "threads_per_worker": 2, "placement": {"name": "colocated"}},
-    "split": {"n_gpus_per_node": 2, "threads_per_worker": 1, "placement": {"name": "split"}},
+    "split, without overlap": {**SPLIT, "overlap": "none"},
+    "split": SPLIT,
 }
 COLORS = {
     "rollout": "#4269d0",
@@ -101,12 +104,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192, help="per response")
     parser.add_argument("--hidden", type=int, default=320, help="width of the models")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         make_material(folder, args.hidden)
         runs = {
-            placement: bars_of(run(folder, placement, STEPS[-1] + 2, args.responses, args.tokens, **trainer))
-            for placement, trainer in RUNS.items()
+            name: bars_of(run(folder, f"run-{number}", STEPS[-1] + 2, args.responses, args.tokens, **trainer))
+            for number, (name, trainer) in enumerate(RUNS.items())
         }
     args.output.write_text(draw(runs))
     print(f"wrote {args.output}")

@@ -6,9 +6,9 @@ a staleness of one, it should take little more than the longer one. A side is th
 the sending of weights included, so that the ratio shows what is lost in waiting alone. Medians over steps; those in
 which the pipeline fills and drains are left out.
 
-Then pipelined beside streaming, with responses that end where the model ends them: most are short, and a few are long.
-The rollout decodes few at a time, so that it is the longer side. Printed are trained tokens per second, and how long
-both sides were at work in a step.
+Then pipelined beside streaming, GRPO with responses that end where the model ends them: most are short, and a few are
+long. Without critic, reference and reward model there is little to train, so that the rollout is the longer side.
+Printed are trained tokens per second, and how long both sides were at work in a step.
 
     python -m benchmarks.schedules
 """
@@ -30,6 +30,15 @@ SCHEDULES: dict[str, dict[str, object]] = {
     "pipelined": {"name": "pipelined", "max_staleness": 1},
 }
 SIDES = {"rollout": "rollout_pool", "training": "global_pool"}
+GROUP = 8
+LITTLE_TO_TRAIN = (
+    "algorithm.adv_estimator=grpo",
+    f"actor_rollout_ref.rollout.n={GROUP}",
+    "actor_rollout_ref.actor.use_kl_loss=False",
+    "reward_model.enable=False",
+    "reward_model.weights=null",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64",
+)
 FILLING, DRAINING = 3, 1
 """Steps at the start and at the end of a run that are not counted."""
 
@@ -60,10 +69,11 @@ def tokens_per_second(run_dir: Path) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=10, help="of each run")
+    parser.add_argument("--tail-steps", type=int, default=30, help="of each run where lengths differ")
     parser.add_argument("--responses", type=int, default=64, help="per step")
     parser.add_argument("--tokens", type=int, default=256, help="per response")
     parser.add_argument("--hidden", type=int, default=256, help="width of the models")
-    parser.add_argument("--places", type=int, default=8, help="responses decoded together, where lengths differ")
+    parser.add_argument("--places", type=int, default=16, help="responses decoded together, where lengths differ")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each")
     arguments = parser.parse_args()
     if arguments.steps < FILLING + DRAINING + 1:
@@ -85,6 +95,7 @@ def main() -> None:
                 if schedule == "pipelined":
                     for side in SIDES:
                         sides[side] += busy[side]
+        prompts = arguments.responses // GROUP
         speeds: dict[str, list[float]] = {"pipelined": [], "streaming": []}
         tails: dict[str, list[float]] = {f"{schedule}, {side}": [] for schedule in speeds for side in SIDES}
         for turn in range(arguments.rounds):
@@ -92,9 +103,12 @@ def main() -> None:
                 run_dir = run(
                     folder,
                     f"tail-{schedule}{turn}",
-                    *sizes,
+                    arguments.tail_steps,
+                    prompts,
+                    arguments.tokens,
                     ignore_eos=False,
                     places=arguments.places,
+                    changes=[*LITTLE_TO_TRAIN, f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}"],
                     schedule={"name": schedule, "max_staleness": 1},
                     placement={"rollout_devices": 1},
                 )

@@ -5,6 +5,7 @@ Importing this package imports neither Ray nor torch nor transformers; its names
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,15 +28,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("DataProto", "DataProtoFuture"):
-        from paceline import protocol
-
-        return getattr(protocol, name)
-    if name in __all__:
-        from paceline import front
-
-        return getattr(front, name)
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    home = "paceline.protocol" if name.startswith("DataProto") else "paceline.front"
+    return getattr(import_module(home), name)
 
 
 def __dir__() -> list[str]:

@@ -104,11 +104,21 @@ class BackendEntry(NameEntry):
 
 
 @dataclass(frozen=True)
-class RolloutEntry(NameEntry):
+class OptionalEntry(NameEntry):
+    """What may need a package that paceline does not require."""
+
+    requirement: str | None = None
+    """The package, with the version that it was tried with."""
+
+    @property
+    def package(self) -> str | None:
+        return self.requirement and self.requirement.partition("==")[0]
+
+
+@dataclass(frozen=True)
+class RolloutEntry(OptionalEntry):
     """A rollout engine."""
 
-    package: str | None = None
-    """What has to be installed for it, if that is no part of paceline."""
     tensor_parallel: bool = True
     """It can share a model between devices."""
     takes_requests_singly: bool = True
@@ -116,15 +126,8 @@ class RolloutEntry(NameEntry):
 
 
 @dataclass(frozen=True)
-class LoggerEntry(NameEntry):
+class LoggerEntry(OptionalEntry):
     """A place where metrics go."""
-
-    requirement: str | None = None
-    """The package that has to be installed for it, with its version, if paceline does not require it."""
-
-    @property
-    def package(self) -> str | None:
-        return self.requirement and self.requirement.partition("==")[0]
 
 
 class Catalog(Generic[Entry]):
@@ -290,7 +293,7 @@ ROLLOUTS = Catalog(
     "actor_rollout_ref.rollout.name",
     {
         "native": RolloutEntry("paceline.rollout.native", tensor_parallel=False),
-        "vllm": RolloutEntry("paceline.rollout.vllm", package="vllm"),
+        "vllm": RolloutEntry("paceline.rollout.vllm", requirement="vllm==0.32.0"),
         "hf": RolloutEntry("paceline.rollout.hf", tensor_parallel=False, takes_requests_singly=False),
     },
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from paceline.errors import ConfigError, PacelineError, Terminated
 
@@ -24,6 +26,31 @@ def errors_as_exit_codes() -> Iterator[None]:
         terminated = isinstance(interrupt, Terminated)
         sys.stderr.write(f"stopped by {'SIGTERM' if terminated else 'Ctrl-C'}\n")
         sys.exit(143 if terminated else 130)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """A scheduler's SIGTERM ends a run as Ctrl-C does. Only a main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    was_sigterm = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal was_sigterm
+        was_sigterm = True
+        raise KeyboardInterrupt  # the only kind that comes out of a waiting ray.get as it is
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if was_sigterm:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

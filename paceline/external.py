@@ -26,7 +26,7 @@ def import_external(library: str | None) -> None:
     try:
         if library.endswith(".py"):
             module = import_file(Path(library), "paceline_external")
-            if importlib.util.find_spec("cloudpickle") is not None:
+            if is_installed("cloudpickle"):
                 import cloudpickle
 
                 # Graders that run in a process of their own, which has not imported this, take their functions along.
@@ -39,6 +39,14 @@ def import_external(library: str | None) -> None:
             f"{KEY}={library} can't be imported: {reason}. Set it to a .py file or to a module that Python finds here."
         ) from error
     _imported[library] = None
+
+
+def is_installed(package: str) -> bool:
+    """Whether Python finds a package or module; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:  # a package above it is not there
+        return False
 
 
 def imported_modules() -> tuple[str, ...]:

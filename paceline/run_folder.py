@@ -21,6 +21,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+RUNS_FOLDER = Path("runs")
+"""Has the runs that name no folder, where they are started."""
 CONFIG_FILE = "config.yaml"
 ENVIRONMENT_FILE = "environment.json"
 STATUS_FILE = "status.json"
@@ -60,7 +62,12 @@ _CHECKPOINT = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
 
 def default_run_dir(project: str, experiment: str) -> Path:
     """Where a run is kept that names no folder."""
-    return Path("runs") / project / experiment
+    return RUNS_FOLDER / project / experiment
+
+
+def records_folder(run_dir: Path, *, only_looks: bool) -> Path:
+    """Where a run writes what it records. Who only looks at a run that has records leaves them: it may be going on."""
+    return run_dir / VALIDATION_FOLDER if only_looks and (run_dir / METRICS_FILE).exists() else run_dir
 
 
 def run_id_file(tracker: str) -> str:

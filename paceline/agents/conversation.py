@@ -44,6 +44,8 @@ class Sampled:
     token_ids: list[int]
     log_probs: list[float]
     finished_by_eos: bool
+    is_stopped: bool = False
+    """Whoever asked for it ended it: the last token completes a text that it was to stop at."""
 
 
 @dataclass
@@ -77,6 +79,11 @@ class ConversationRow:
         self.log_probs += log_probs if log_probs is not None else [0.0] * len(token_ids)
         self.rewards += [0.0] * len(token_ids)
 
+    def branch(self) -> ConversationRow:
+        """Another row that goes on from here. What was sampled before trains in this one."""
+        count = len(self.response_ids)
+        return ConversationRow([*self.prompt_ids], [*self.response_ids], [0] * count, [0.0] * count, [0.0] * count)
+
     def cut_observation(self) -> None:
         """Nothing follows an observation at the end, so no token learns from it."""
         while self.mask and not self.mask[-1]:
@@ -104,6 +111,7 @@ class Conversation:
         self.limits = limits
         self.messages = [] if isinstance(messages, str) else list(messages)
         self._is_chat = not isinstance(messages, str)
+        self._plain = messages if isinstance(messages, str) else ""
         self.tools = tools
         self.turns: list[Turn] = []
         self.rows: list[ConversationRow] = []
@@ -113,6 +121,8 @@ class Conversation:
         """What loops and tools count, such as tool_calls."""
         self._template = template
         self._num_observations = 0
+        self._num_choices = 1
+        """Of the last request: answers to the same chat, whose turns and rows are the last ones."""
         self._text = ""
         """Of the chat, before the model's last turn."""
         if len(prompt_ids) > limits.prompt_tokens:
@@ -133,6 +143,7 @@ class Conversation:
         self.messages = [] if isinstance(messages, str) else list(messages)
         self.tools, self._text = tools, ""
         self._is_chat = not isinstance(messages, str)
+        self._plain = messages if isinstance(messages, str) else ""
         if self.rows[-1].response_ids:
             self.rows[-1].cut_observation()
             self.rows.append(ConversationRow(prompt_ids))
@@ -140,6 +151,11 @@ class Conversation:
         else:
             self.rows[-1] = ConversationRow(prompt_ids)
         return True
+
+    @property
+    def chat(self) -> list[Message] | str:
+        """All that was said; of a plain text, that and how it goes on."""
+        return self.messages if self._is_chat else self._plain + "".join(item["content"] for item in self.messages)
 
     @property
     def context(self) -> list[int]:
@@ -159,6 +175,33 @@ class Conversation:
 
     def add_turn(self, sampled: Sampled) -> Turn:
         """The model's turn. The conversation may be over with it, by a limit."""
+        self._num_choices = 1
+        turn = self._add(sampled)
+        self._end_if_full()
+        return turn
+
+    def add_choices(self, choices: Sequence[Sampled]) -> list[Turn]:
+        """Several answers to the same chat, each in a row of its own. It goes on after the last one, unless
+        `go_on_with` names another."""
+        before = self.rows[-1].branch()
+        turns = [self._add(choices[0])]
+        for sampled in choices[1:]:
+            self.messages.pop()
+            self.rows.append(before.branch())
+            turns.append(self._add(sampled))
+        self._num_choices = len(turns)
+        self.count("branches", len(turns) - 1)
+        return turns
+
+    def go_on_with(self, choice: int) -> None:
+        """Which of the answers that came last is the one that others go on from."""
+        place = choice - self._num_choices
+        self.turns.append(self.turns.pop(place))
+        self.rows.append(self.rows.pop(place))
+        self.messages[-1] = {"role": "assistant", "content": self.turns[-1].text}
+        self._num_choices = 1
+
+    def _add(self, sampled: Sampled) -> Turn:
         ids = sampled.token_ids
         text = self._template.decode(ids[:-1] if sampled.finished_by_eos else ids)
         if self._is_chat and not self._text:
@@ -167,11 +210,14 @@ class Conversation:
         self.rows[-1].add(ids, sampled.log_probs)
         turn = Turn(text, len(ids), sampled.finished_by_eos)
         self.turns.append(turn)
-        if not sampled.finished_by_eos:
+        if not sampled.finished_by_eos and not sampled.is_stopped:
             self.count("cut_turns")
-            if not self._left:
-                self.end("response_length")
         return turn
+
+    def _end_if_full(self) -> None:
+        """A turn that was cut by the row's length is the last one."""
+        if self.turns and not self.turns[-1].finished_by_eos and not self._left:
+            self.end("response_length")
 
     def reward(self, value: float) -> None:
         """What the model's last turn earned."""
@@ -183,6 +229,7 @@ class Conversation:
         limits = self.limits
         if not self._is_chat:
             raise DataError("a prompt that is a plain text has one turn: give prompts as chats (data.prompt_key).")
+        self._end_if_full()
         if self.ended_by:
             return False
         if limits.assistant_turns and len(self.turns) >= limits.assistant_turns:
@@ -225,6 +272,8 @@ class Conversation:
 
     def end(self, reason: str = ANSWERED) -> bool:
         """It is over; the first reason stays. Gives False, for `observe`."""
+        if reason == ANSWERED:
+            self._end_if_full()
         if not self.ended_by:
             self.ended_by = reason
             if self.rows:

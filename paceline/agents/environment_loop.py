@@ -24,6 +24,8 @@ from paceline.external import import_named
 
 logger = logging.getLogger(__name__)
 
+MOST_CHARACTERS = 1 << 20
+
 
 class Environment(ABC):
     """What the model talks to; an object for each conversation. Methods may be async; plain ones run in threads."""
@@ -43,40 +45,54 @@ class Environment(ABC):
 class EnvironmentLoop(AgentLoop):
     """Turns of the model against an environment of the class that `environment` names, with dots or as file.py:Class.
 
-    A method that takes longer than `timeout_seconds`, or raises, ends its conversation, of which nothing trains; the
-    others go on.
+    A method that takes longer than `timeout_seconds`, says more than a conversation holds, or raises, ends its
+    conversation, of which nothing trains; the others go on. `max_concurrent` methods run at the same time.
     """
 
-    def __init__(self, context: AgentContext, *, environment: str, timeout_seconds: float = 30.0, **settings: Any):
+    def __init__(
+        self,
+        context: AgentContext,
+        *,
+        environment: str,
+        timeout_seconds: float = 30.0,
+        max_concurrent: int = 64,
+        **settings: Any,
+    ) -> None:
         super().__init__(context)
         self._class = import_named(environment)
         self._timeout_seconds = timeout_seconds
+        self._places = asyncio.Semaphore(max_concurrent)
         self._settings = settings
         self._class(**settings)  # what is wrong with it shows now
 
     async def run(self, request: AgentRequest, generate: Generate) -> Conversation:
         environment = self._class(**self._settings)
         try:
-            messages = await self._asked(environment.reset, request.row, request.seed)
+            messages = self._read(await self._asked(environment.reset, request.row, request.seed))
             conversation = request.begin(messages=messages)
             while (turn := await generate(conversation)) is not None:
                 observation, reward, is_over = await self._asked(environment.step, turn.text)
                 conversation.reward(float(reward))
                 if is_over:
                     break
-                if isinstance(observation, str):
-                    observation = [{"role": "user", "content": observation}]
-                if not conversation.observe(observation):
+                if not conversation.observe(self._read(observation)):
                     break
         finally:
             await self._close(environment)
         return conversation
 
+    def _read(self, said: str | list[Message]) -> list[Message]:
+        """As messages; what is far longer than any conversation is not read at all, as that would take too long."""
+        messages = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        if (count := sum(len(message.get("content") or "") for message in messages)) > MOST_CHARACTERS:
+            raise PacelineError(f"{self._class.__name__} said {count:,} characters; {MOST_CHARACTERS:,} are the most")
+        return messages
+
     async def _asked(self, method: Callable[..., Any], *args: Any) -> Any:
         """What the environment says, in time."""
         deadline = asyncio.timeout(self._timeout_seconds)
         try:
-            async with deadline:
+            async with self._places, deadline:
                 return await called(method, *args)
         except TimeoutError as error:
             if not deadline.expired():

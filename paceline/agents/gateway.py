@@ -13,31 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import secrets
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
-from paceline.agents.conversation import Conversation, Turn
-from paceline.agents.loops import AgentContext, AgentLoop, AgentRequest, Generate
-from paceline.agents.openai_messages import BadRequestError, chat_answer, chunks, known_message, read_messages
+from paceline.agents.choice_reader import ChoiceReader
+from paceline.agents.conversation import Conversation
+from paceline.agents.loops import AgentContext, AgentLoop, AgentRequest, Choices, Generate
+from paceline.agents.openai_messages import Asked, BadRequestError, Choice, KnownMessage, known_message
+from paceline.agents.openai_server import OpenAIServer
+from paceline.agents.parsers import ToolFormat
+from paceline.agents.template import ChatTemplate
 from paceline.errors import PacelineError
 
-if TYPE_CHECKING:
-    from aiohttp import web
-
-logger = logging.getLogger(__name__)
-
-LOOPBACK = "127.0.0.1"
 END_SECONDS = 5.0
 MOST_OUTPUT = 1 << 20
 """Bytes of a program's output that are kept, the last ones."""
-REFUSED = ("stop", "response_format", "functions", "audio", "suffix")
-"""Settings that would change what the model samples, or how it is read, in a way that is not here."""
 
 
 @dataclass
@@ -47,57 +40,60 @@ class ServedProgram:
     request: AgentRequest
     generate: Generate
     conversation: Conversation
-    has_begun: bool = False
-    shown: list[Any] = field(default_factory=list)
-    """The chat as the program knows it: what it sent, and what it was given."""
+    shown: list[KnownMessage] | None = None
+    """The chat that the program sent last, as it knows it; None: it sent none, or a plain text."""
+    said: list[KnownMessage] = field(default_factory=list)
+    """What it was answered, one or several."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def chat(self, asked: Mapping[str, Any]) -> tuple[Turn, dict[str, Any]]:
-        """One more turn of the model, and its message."""
-        messages, tools = read_messages(asked), list(asked.get("tools") or ())
-        known = [known_message(message) for message in asked["messages"]]
-        new = known[len(self.shown) :]
-        goes_on = self.has_begun and known[: len(self.shown)] == self.shown and tools == list(self.conversation.tools)
-        if goes_on and new:
-            may_go_on = self.conversation.observe(messages[len(self.shown) :])
-        else:
-            may_go_on = self.conversation.restart(messages, tools)
-        self.has_begun = True
-        turn = await self._turn(may_go_on, asked.get("max_completion_tokens") or asked.get("max_tokens"))
-        calls = self.request.context.parser(turn.text) if tools else []
-        message, finish = chat_answer(turn, calls, number=len(self.conversation.turns))
-        self.shown = [*known, known_message(message)]
-        return turn, {"message": message, "finish_reason": finish}
-
-    async def complete(self, asked: Mapping[str, Any]) -> tuple[Turn, dict[str, Any]]:
-        """A turn behind a plain text."""
-        prompt = asked.get("prompt")
-        if not isinstance(prompt, str) or not prompt:
-            raise BadRequestError("`prompt` must be a text")
-        self.has_begun, self.shown = False, []
-        turn = await self._turn(self.conversation.restart(prompt), asked.get("max_tokens"))
-        return turn, {"text": turn.text, "finish_reason": "stop" if turn.finished_by_eos else "length"}
-
-    async def _turn(self, may_go_on: bool, max_tokens: int | None) -> Turn:
-        turn = await self.generate(self.conversation, max_tokens) if may_go_on else None
-        if turn is None:
-            raise BadRequestError(f"the conversation is over: {self.conversation.ended_by}")
-        return turn
+    @property
+    def template(self) -> ChatTemplate:
+        return self.request.context.template
 
     @property
-    def last_tokens(self) -> list[tuple[str, float]]:
-        """Of the last turn: the text of each token, and its log-prob."""
-        row, count = self.conversation.rows[-1], self.conversation.turns[-1].num_tokens
-        decode = self.request.context.template.decode
-        pairs = zip(row.response_ids[-count:], row.log_probs[-count:], strict=True)
-        return [(decode([token]), log_prob) for token, log_prob in pairs]
+    def tool_format(self) -> ToolFormat:
+        return self.request.context.tool_format
+
+    async def answer(self, asked: Asked, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
+        """One more turn of the model, or several to choose from, and how many tokens they were sampled after."""
+        async with self.lock:
+            conversation = self.conversation
+            may_go_on = self._continue(asked) if asked.is_chat else conversation.restart(asked.prompt)
+            self.shown, self.said = (asked.known if asked.is_chat else None), []
+            if not may_go_on or not conversation.room:
+                raise BadRequestError(f"the conversation is over: {conversation.ended_by or 'response_length'}")
+            prompt_tokens = len(conversation.context)
+            turn = await self.generate(conversation, asked.max_tokens, Choices(readers, asked.seed))
+            assert turn is not None  # there was room
+            first = len(conversation.turns) - len(readers)
+            choices = []
+            for place, reader in enumerate(readers):
+                row, turn = conversation.rows[place - len(readers)], conversation.turns[first + place]
+                reader.end(last=(row.response_ids[-1], row.log_probs[-1]) if turn.finished_by_eos else None)
+                calls = self.tool_format.calls(turn.text) if asked.tools else []
+                choices.append(Choice.of(reader, calls[:1] if asked.one_call else calls, str(first + place)))
+            self.said = [known_message(choice.message) for choice in choices]
+            return choices, prompt_tokens
+
+    def _continue(self, asked: Asked) -> bool:
+        """Bring the conversation to where the program has it; False if it may not go on."""
+        if self.shown is not None and asked.tools == list(self.conversation.tools):
+            if asked.known == self.shown and not self.said:  # it asks again, after it had hung up
+                return not self.conversation.ended_by
+            for place, message in enumerate(self.said):
+                known = [*self.shown, message]
+                if asked.known[: len(known)] == known and len(asked.known) > len(known):
+                    self.conversation.go_on_with(place)
+                    return self.conversation.observe(asked.messages[len(known) :])
+        return self.conversation.restart(asked.messages, asked.tools)
 
 
 class Gateway:
-    """The server of a process, on the loopback address; each conversation has a key of its own."""
+    """The server of a process; each conversation has a key of its own."""
 
     def __init__(self) -> None:
         self._served: dict[str, ServedProgram] = {}
+        self._server = OpenAIServer(self._served.get)
         self._starting = asyncio.Lock()
         self._url = ""
 
@@ -106,95 +102,13 @@ class Gateway:
         """Address and key of a conversation."""
         async with self._starting:
             if not self._url:
-                self._url = await self._start()
+                self._url = await self._server.start()
         key = f"paceline-{secrets.token_hex(16)}"
         self._served[key] = served
         try:
             yield self._url, key
         finally:
             del self._served[key]
-
-    async def _start(self) -> str:
-        from aiohttp import web
-
-        app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/v1/chat/completions", self._answer)
-        app.router.add_post("/v1/completions", self._answer)
-        app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, LOOPBACK, 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        return f"http://{host}:{port}/v1"
-
-    def _of(self, request: web.Request) -> ServedProgram | None:
-        return self._served.get(request.headers.get("Authorization", "").removeprefix("Bearer "))
-
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        from aiohttp import web
-
-        if self._of(request) is None:
-            return web.json_response(_error("this key is not known"), status=401)
-        return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model", "owned_by": "run"}]})
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        from aiohttp import web
-
-        served = self._of(request)
-        if served is None:
-            return web.json_response(_error("this key is not known"), status=401)
-        is_chat = request.path.endswith("/chat/completions")
-        try:
-            asked = await request.json()
-            _check(asked)
-            async with served.lock:
-                turn, choice = await (served.chat(asked) if is_chat else served.complete(asked))
-                tokens = served.last_tokens
-        except (BadRequestError, ValueError) as error:
-            return web.json_response(_error(str(error)), status=400)
-        if asked.get("logprobs"):
-            choice["logprobs"] = _log_probs(tokens, is_chat=is_chat)
-        body = {
-            "id": f"turn-{secrets.token_hex(8)}",
-            "object": "chat.completion" if is_chat else "text_completion",
-            "created": int(time.time()),
-            "model": asked.get("model") or "policy",
-            "choices": [{"index": 0, **choice}],
-            "usage": {"prompt_tokens": 0, "completion_tokens": turn.num_tokens, "total_tokens": turn.num_tokens},
-        }
-        if not asked.get("stream"):
-            return web.json_response(body)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        for chunk in chunks(body):
-            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-
-def _check(asked: object) -> None:
-    if not isinstance(asked, dict):
-        raise BadRequestError("the request must be an object")
-    if (asked.get("n") or 1) != 1:
-        raise BadRequestError("n must be 1: a conversation goes on with one answer")
-    if wrong := [name for name in REFUSED if asked.get(name)]:
-        raise BadRequestError(f"{', '.join(wrong)}: not supported here; leave it out")
-
-
-def _error(message: str) -> dict[str, Any]:
-    return {"error": {"message": message, "type": "invalid_request_error"}}
-
-
-def _log_probs(tokens: Sequence[tuple[str, float]], *, is_chat: bool) -> dict[str, Any]:
-    if not is_chat:
-        return {"tokens": [text for text, _ in tokens], "token_logprobs": [log_prob for _, log_prob in tokens]}
-    return {
-        "content": [
-            {"token": text, "logprob": log_prob, "bytes": list(text.encode()), "top_logprobs": []}
-            for text, log_prob in tokens
-        ]
-    }
 
 
 class ProgramLoop(AgentLoop):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.agents.conversation import Sampled
@@ -12,6 +13,36 @@ from paceline.agents.wire import LONGEST_LINE, Engines, Wanted, line
 from paceline.errors import PacelineError
 
 CONNECT_SECONDS = 60.0
+Watch = Callable[[int, float], bool]
+"""Is told of each sampled token but the end of the sequence, and its log-prob. True: this one is the last."""
+
+
+@dataclass
+class _Awaited:
+    """A turn that is being sampled, as far as it came."""
+
+    answer: asyncio.Future[Sampled]
+    watch: Watch | None
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    def take(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> bool:
+        """Show these tokens. True if the turn is over with one of them, whatever was sampled behind it."""
+        assert self.watch is not None
+        for token_id, log_prob in zip(token_ids, log_probs, strict=True):
+            self.token_ids.append(token_id)
+            self.log_probs.append(log_prob)
+            if self.watch(token_id, log_prob):
+                self.answer.set_result(Sampled(self.token_ids, self.log_probs, False, is_stopped=True))
+                return True
+        return False
+
+    def end(self, sampled: Sampled) -> None:
+        if self.watch is not None:
+            known, last = len(self.token_ids), len(sampled.token_ids) - sampled.finished_by_eos
+            if self.take(sampled.token_ids[known:last], sampled.log_probs[known:last]):
+                return
+        self.answer.set_result(sampled)
 
 
 class EngineLink:
@@ -22,8 +53,10 @@ class EngineLink:
         self._writers: list[asyncio.StreamWriter] = []
         self._readers: list[asyncio.Task[None]] = []
         self._outgoing: dict[int, list[Wanted]] = {}
-        self._awaited: dict[str, asyncio.Future[Sampled]] = {}
+        self._awaited: dict[str, _Awaited] = {}
+        self._began = asyncio.Event()
         self._is_closing = False
+        self._problem = ""
 
     async def connect(self, engines: Engines) -> None:
         for host, port in engines.addresses:
@@ -39,18 +72,36 @@ class EngineLink:
             self._outgoing.setdefault(rank, [])
         self._flush()
 
-    async def sample(self, rank: int, wanted: Wanted) -> Sampled:
-        """The model's turn."""
+    async def has_begun(self) -> None:
+        """Wait until a rollout samples for this session."""
+        await self._began.wait()
+
+    async def sample(self, rank: int, wanted: Wanted, watch: Watch | None = None) -> Sampled:
+        """The model's turn; with `watch`, `wanted.is_watched` must be set."""
+        if self._problem:
+            raise LinkError(self._problem)
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outgoing.setdefault(rank, []).append(wanted)
         answer: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
-        self._awaited[wanted.id] = answer
+        self._awaited[wanted.id] = _Awaited(answer, watch)
         try:
-            return await answer
+            sampled = await answer
+        except asyncio.CancelledError:
+            self._take_back(rank, wanted)
+            raise
         finally:
-            if self._awaited.pop(wanted.id, None) is not None and answer.cancelled():
-                self._send(rank, {"abort": [wanted.id]})
+            del self._awaited[wanted.id]
+        if sampled.is_stopped:
+            self._take_back(rank, wanted)
+        return sampled
+
+    def _take_back(self, rank: int, wanted: Wanted) -> None:
+        """Nobody waits for this turn any more."""
+        if wanted in self._outgoing.get(rank, ()):
+            self._outgoing[rank].remove(wanted)
+        else:
+            self._send(rank, {"abort": [wanted.id]})
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, {}
@@ -69,23 +120,34 @@ class EngineLink:
                 if "error" in message:
                     problem = f"the rollout at {where} failed: {message['error']}"
                     break
-                for name, token_ids, log_probs, finished_by_eos in message["ended"]:
-                    answer = self._awaited.get(name)
-                    if answer is not None and not answer.done():
-                        answer.set_result(Sampled(token_ids, log_probs, finished_by_eos))
+                self._began.set()
+                for name, token_ids, log_probs in message.get("sampled", ()):
+                    if (awaited := self._open(name)) is not None:
+                        awaited.take(token_ids, log_probs)
+                for name, token_ids, log_probs, finished_by_eos in message.get("ended", ()):
+                    if (awaited := self._open(name)) is not None:
+                        awaited.end(Sampled(token_ids, log_probs, finished_by_eos))
         except (OSError, ValueError) as error:
             problem = f"{problem}: {error}"
         if not self._is_closing:
             self._fail(problem)
 
+    def _open(self, name: str) -> _Awaited | None:
+        """A turn that somebody waits for."""
+        awaited = self._awaited.get(name)
+        return None if awaited is None or awaited.answer.done() else awaited
+
     def _fail(self, problem: str) -> None:
-        for answer in self._awaited.values():
-            if not answer.done():
-                answer.set_exception(LinkError(problem))
+        self._problem = problem
+        self._began.set()
+        for awaited in self._awaited.values():
+            if not awaited.answer.done():
+                awaited.answer.set_exception(LinkError(problem))
 
     async def close(self) -> None:
         """No more is wanted."""
         self._is_closing = True
+        self._fail("the session has ended")
         for rank, writer in enumerate(self._writers):
             self._send(rank, {"done": True})
             writer.close()

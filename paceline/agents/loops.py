@@ -19,19 +19,33 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.agents.conversation import Conversation, ConversationLimits, Turn
-from paceline.agents.parsers import ToolParser
+from paceline.agents.link import Watch
+from paceline.agents.parsers import ToolFormat
 from paceline.agents.template import ChatTemplate, Message
 from paceline.agents.tools import Toolbox
 from paceline.catalog import AGENT_LOOPS, NameEntry, Registry
 
 
+@dataclass(frozen=True)
+class Choices:
+    """Several answers to the same chat, or one that somebody looks at while it is sampled."""
+
+    watches: Sequence[Watch | None] = (None,)
+    """One for each answer: who is told of its tokens."""
+    seed: int | None = None
+    """Equal ones give equal answers to an equal chat of this conversation; None: each answer has its own."""
+
+
 class Generate(Protocol):
     """Samples the model's next turn, of at most `max_tokens`, and adds it to the conversation.
 
-    None where a limit leaves no room for one.
+    With `choices` there may be several, see `Conversation.add_choices`; the last one is given. None where a limit
+    leaves no room for one.
     """
 
-    def __call__(self, conversation: Conversation, max_tokens: int | None = None) -> Awaitable[Turn | None]: ...
+    def __call__(
+        self, conversation: Conversation, max_tokens: int | None = None, choices: Choices | None = None
+    ) -> Awaitable[Turn | None]: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +55,7 @@ class AgentContext:
     template: ChatTemplate
     limits: ConversationLimits
     tools: Toolbox
-    parser: ToolParser
+    tool_format: ToolFormat
     max_parallel_calls: int
 
 
@@ -110,7 +124,7 @@ class ToolLoop(AgentLoop):
         conversation = request.begin(tools=tools.schemas)
         try:
             while (turn := await generate(conversation)) is not None:
-                calls = self.context.parser(turn.text)
+                calls = self.context.tool_format.calls(turn.text)
                 if not calls:
                     break
                 most = self.context.max_parallel_calls

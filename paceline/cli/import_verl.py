@@ -31,6 +31,7 @@ EXAMPLES = (
     "scripts/*.sh                                      a line for each, and counts",
 )
 _ENTRY = re.compile(r"[\w.]*\bmain_ppo\w*|[\w.]*(?:verl|recipe)[\w.]*main\w*")
+_INNER = re.compile(r"\s-m\s+\S*main_ppo")
 _FILE_ENTRY = re.compile(r".*\bmain_\w+\.py")
 
 
@@ -112,6 +113,11 @@ def _imports(file: Path, arguments: list[str], variables: dict[str, str]) -> Ite
 def launch_of(name: str, script: Script) -> list[str]:
     """The overrides of the command that starts a training."""
     for place, command in enumerate(script.commands):
+        inner = next((word for word in command if _INNER.search(word)), None)
+        if inner is not None:
+            nested = read_script(inner)  # bash -c "...", behind srun or docker
+            script.remarks += [remark for remark in nested.remarks if remark not in script.remarks]
+            return launch_of(name, nested)
         for index, word in enumerate(command):
             after_m = index > 0 and command[index - 1] == "-m" and _ENTRY.fullmatch(word)
             if after_m or _FILE_ENTRY.fullmatch(word):
@@ -133,15 +139,19 @@ def import_overrides(name: str, overrides: list[str]) -> Imported:
     from paceline.config.overrides import override_tree  # loads Hydra, which help does not need
 
     result = Imported(name, overrides)
-    try:
-        asked, tree = override_tree(overrides)
-    except ConfigError as error:
-        result.problems = error.problems
-        return result
+    readable: list[str] = []
+    for override in map(_with_commands_quoted, overrides):
+        try:
+            override_tree([override])
+        except ConfigError as error:
+            result.problems += error.problems
+        else:
+            readable.append(override)
+    asked, tree = override_tree(readable)
     reading = read_config(tree)
     result.notes = reading.notes
     found = all_problems(reading.cfg, reading.problems)
-    result.problems = [problem for problem in found if not isinstance(problem, MachineProblem)]
+    result.problems += [problem for problem in found if not isinstance(problem, MachineProblem)]
     gone = {note.key for note in reading.notes}
     refused = {key for key in asked if key in reading.problems}
     result.command = [text for key, text in asked.items() if key not in gone and key not in refused]
@@ -149,6 +159,22 @@ def import_overrides(name: str, overrides: list[str]) -> Imported:
         result.command += [f"{key}={_as_typed(value)}" for key, value in note.settings.items()]
     result.command += [text for key, text in asked.items() if key in refused and key not in gone]
     return result
+
+
+def _with_commands_quoted(override: str) -> str:
+    """`key=a-$(date)` with its value in quotes: it is text to Hydra, and a command to the shell that runs ours."""
+    key, equals, value = override.partition("=")
+    is_bare = equals and _runs_a_command(value) and not re.search("[\"'\\[{]", value)
+    return f"{key}='{value}'" if is_bare else override
+
+
+def _runs_a_command(text: str) -> bool:
+    return "$(" in text or "`" in text
+
+
+def _quoted_for_shell(text: str) -> str:
+    """As one word of a script; a command in it is left for the shell to run."""
+    return f'"{text}"' if _runs_a_command(text) and not re.search(r'["\\]', text) else shlex.quote(text)
 
 
 def _as_typed(value: object) -> str:
@@ -176,7 +202,7 @@ def script_text(imported: Imported, script: Script) -> str:
     lines = [f"# From {imported.name}, by paceline import-verl."]
     exports = masked_command([f"{name}={value}" for name, value in script.exports.items()])
     lines += [f"# export {text}" for text in exports]
-    command = " \\\n    ".join(["paceline train", *(shlex.quote(_shown(text)) for text in imported.command)])
+    command = " \\\n    ".join(["paceline train", *(_quoted_for_shell(_shown(text)) for text in imported.command)])
     lines += ["", command, ""]
     lines += [f"# {line}".rstrip() for line in notes_text(imported.notes).splitlines()]
     if imported.problems:

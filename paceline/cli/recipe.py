@@ -19,6 +19,7 @@ from pathlib import Path
 from paceline.cli import make_parser
 from paceline.command_line import errors_as_exit_codes
 from paceline.errors import ConfigError
+from paceline.run_folder import RUNS_FOLDER
 from paceline.text import did_you_mean
 
 MATERIALS = {
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.what == "show":
             print(_shown(recipe))
             return 0
-        folder = (arguments.output or Path("runs") / "recipes" / recipe.name).expanduser()
+        folder = (arguments.output or RUNS_FOLDER / "recipes" / recipe.name).expanduser()
         if arguments.input and not any("{raw}" in word for stage in recipe.stages for word in stage):
             raise ConfigError(
                 f"--input has no part in the recipe {recipe.name}, which makes its own data. Leave it out."

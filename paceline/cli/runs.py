@@ -10,6 +10,7 @@ from paceline.cli import make_parser
 from paceline.command_line import errors_as_exit_codes
 from paceline.errors import DataError
 from paceline.report.json_lines import Row, finite
+from paceline.run_folder import RUNS_FOLDER
 
 EXAMPLES = ("runs", "runs/paceline --plain")
 DEEPEST = 4
@@ -20,7 +21,7 @@ TRAINING_SCORE = "critic/score/mean"
 def main(argv: Sequence[str]) -> int:
     """Print a line for each run."""
     parser = make_parser("runs", "List the runs in a folder: state, steps, best score, age.", EXAMPLES)
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), metavar="DIR", help="(runs)")
+    parser.add_argument("folder", nargs="?", type=Path, default=RUNS_FOLDER, metavar="DIR", help="(runs)")
     parser.add_argument("--plain", action="store_true", help="columns divided by tabs, for other programs")
     arguments = parser.parse_args(argv)
     with errors_as_exit_codes():

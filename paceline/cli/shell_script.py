@@ -2,7 +2,7 @@
 
 A small part of the shell's language: assignments, `export`, arrays, quotes, line continuations, comments, `${X:-y}` and
 its relatives, `$((a + b))` with whole numbers, `if`, `case`, functions. Nothing is executed: `$(command)` stays as it
-is written, loops are skipped, and what was not understood is said in `remarks`.
+is written, of a `for` loop the first round is taken, and what was not understood is said in `remarks`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class _Reader:
     def __init__(self, arguments: list[str], variables: dict[str, str]) -> None:
         self.script = Script()
         self.arguments = arguments
+        self.given = set(variables)
         self.variables: dict[str, str | list[str]] = {"HOME": "~", "PWD": ".", **variables}
         self.functions: dict[str, list[Token]] = {}
         self.depth = 0
@@ -94,8 +95,24 @@ class _Reader:
             self.branches(inside)
         elif keyword == "case":
             self.cases(inside)
+        elif keyword == "for":
+            self.first_round(inside)
         else:
             self.remark(f"a `{keyword}` loop is skipped")
+
+    def first_round(self, inside: list[Token]) -> None:
+        """The body of `for NAME in WORDS` once, with the first of the words."""
+        head, *rest = _split_at(inside, ("do",))
+        words = [token.word for token in head[1] if not token.is_operator]
+        if not rest or len(words) < 3 or words[1].plain != "in":
+            self.remark("a `for` loop is skipped")
+            return
+        name, values = words[0].plain, [value for word in words[2:] for value in self.expanded(word)]
+        if values:
+            self.variables[name] = values[0]
+            if len(values) > 1:
+                self.remark(f"a loop is taken once, with {name}={values[0]} alone of {' '.join(values)}")
+            self.run(rest[0][1])
 
     def branches(self, inside: list[Token]) -> None:
         """The first branch whose condition holds; what can't be decided counts as false."""
@@ -157,7 +174,7 @@ class _Reader:
         if flat[0] in ("export", "declare", "local", "readonly", "typeset"):
             self.export(words[1:], is_export=flat[0] == "export")
         elif flat[0] == "shift":
-            self.arguments = self.arguments[1:]
+            self.arguments = self.arguments[int(flat[1]) if len(flat) > 1 and flat[1].isdigit() else 1 :]
         elif flat[0] in self.functions and self.depth < _DEEPEST:
             before, self.arguments, self.depth = self.arguments, flat[1:], self.depth + 1
             self.run(self.functions[flat[0]])
@@ -182,6 +199,8 @@ class _Reader:
             self.variables[name] = [*before, *items] if sign == "+=" else items
             return
         value = " ".join(self.expanded(word.after(len(name) + len(sign)), splits=False))
+        if name in self.given and "$(" in value:  # who gave it knows what the command would have said
+            return
         old = self.variables.get(name, "")
         self.variables[name] = (old if isinstance(old, str) else " ".join(old)) + value if sign == "+=" else value
         if exports is not None:
@@ -235,7 +254,7 @@ class _Reader:
         values = self.look_up(name, index)
         several = name == "@" or index == "[@]"
         if change:
-            return self.changed(name, values, change), several
+            return self.changed(name, values, change, several), several
         if values is None:
             if not several:
                 self.remark(f"{name} is not set in the script, and is empty (--set {name}=... gives it)")
@@ -260,9 +279,16 @@ class _Reader:
         chosen = index[1:-1] if index else "0"
         return [values[int(chosen)]] if chosen.isdigit() and int(chosen) < len(values) else None
 
-    def changed(self, name: str, values: list[str] | None, change: str) -> list[str]:
+    def changed(self, name: str, values: list[str] | None, change: str, several: bool) -> list[str]:
         """`${name<change>}`: a default, an alternative, or a part of the value."""
         is_unset = values is None or (change.startswith(":") and not any(values))
+        if part := re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", change):
+            start, length = int(part[1]), int(part[2]) if part[2] else None
+            if name in ("@", "*"):  # counted from $1
+                start = max(0, start - 1)
+            end = None if length is None else start + length
+            is_list = name in ("@", "*") or several
+            return (values or [])[start:end] if is_list else [value[start:end] for value in values or [""]]
         rule = change.removeprefix(":")
         if rule[:1] in ("-", "=", "?"):
             if not is_unset:
@@ -276,7 +302,7 @@ class _Reader:
             return [default]
         if rule[:1] == "+":
             return [""] if is_unset else [self.text(rule[1:])]
-        return [cut(value, change) for value in values or [""]]
+        return [cut(value, change) for value in values or ([] if several else [""])]
 
     def text(self, source: str) -> str:
         """The text of a default, which may have expansions and quotes of its own."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 _OPERATORS = ("&&", "||", ";;", "\n", ";", "|", "&", "(", ")")
@@ -124,8 +125,9 @@ class _Lexer:
         is_number = self.text[self.place - 1 : self.place].isdigit()
         target = "" if is_number else self.word_text()
         if start.endswith("<<") and target:
-            end = self.text.find(f"\n{target}\n", self.place)
-            self.place = len(self.text) if end < 0 else end + len(target) + 1
+            line_end = self.text.find("\n", self.place)
+            end = re.compile(rf"^\t*{re.escape(target)}$", re.MULTILINE).search(self.text, max(line_end, self.place))
+            self.place = len(self.text) if end is None else end.end()
 
     def word_text(self) -> str:
         return "".join(part.text for part in self.word().parts)

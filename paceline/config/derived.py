@@ -4,7 +4,8 @@ devices are divided into pools. A pool is a list of devices per node."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from paceline.catalog import ESTIMATORS, EstimatorEntry
 from paceline.config import (
@@ -20,8 +21,10 @@ from paceline.config import (
     SupervisedConfig,
     TrainerConfig,
 )
+from paceline.config.run_sections import RunConfig
 from paceline.config.supervised import TrainingEngineConfig
 from paceline.errors import ConfigError
+from paceline.run_folder import default_run_dir
 
 GLOBAL_POOL = "global_pool"
 ACTOR_POOL = "actor_rollout_ref_pool"
@@ -36,6 +39,7 @@ TOKEN_BUDGET = 4096
 
 Pools = dict[str, list[int]]
 SupervisedRoot = TypeVar("SupervisedRoot", bound=SupervisedConfig)
+Root = TypeVar("Root", bound=AnyRunConfig)
 
 
 def learns_from_rewards(config: PPOConfig) -> bool:
@@ -216,6 +220,18 @@ def with_backends(config: PPOConfig) -> PPOConfig:
         critic=replace(critic, strategy=backend_for(critic.strategy, critic_devices)),
         reward_model=replace(scorer, strategy=backend_for(scorer.strategy, scorer_devices)),
     )
+
+
+def run_dir_of(trainer: RunConfig) -> Path:
+    """The run's folder: the one that is named, else by project and experiment where the run is started."""
+    named = trainer.default_local_dir or default_run_dir(trainer.project_name, trainer.experiment_name)
+    return Path(named).expanduser()
+
+
+def with_trainer_keys(config: Root, **keys: object) -> Root:
+    """The same with other values of keys of its trainer."""
+    trainer: Any = replace(config.trainer, **keys)  # type: ignore[arg-type]  # the names are known when it runs
+    return replace(config, trainer=trainer)
 
 
 def num_devices(config: AnyRunConfig) -> int:

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import errno
 import functools
-import math
-import os
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -30,27 +26,34 @@ from paceline.config import (
     SFTConfig,
     SupervisedConfig,
 )
+from paceline.config.derived import Root
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.dialect.translation import Note, translate
 from paceline.config.field_rules import Names
 from paceline.config.keys import item_section, known_keys, nearest_key, walk_keys
+from paceline.config.read_value import (
+    MismatchError,
+    NoPathError,
+    UnknownChoiceError,
+    how_to_quote,
+    read_value,
+    shown_text,
+    wanted_text,
+    with_local_paths,
+    without_none,
+)
 from paceline.config.secrets import remember_secrets
 from paceline.errors import ConfigError
-from paceline.files import exists
 from paceline.text import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 SectionType = TypeVar("SectionType", bound="DataclassInstance")
-Root = TypeVar("Root", bound=AnyRunConfig)
 Config = DictConfig | Mapping[str, object] | PPOConfig
 SupervisedSource = DictConfig | Mapping[str, object] | SupervisedConfig
 Problems = dict[str, str]
 """Key to message; a message begins with the key that it is about."""
-
-_TOO_LARGE = 2**63
-"""What no file and no tensor can hold."""
 
 HYDRA_KEYS = ("hydra", "defaults")
 """Top-level keys of the shipped yaml that speak to Hydra, not to us."""
@@ -258,20 +261,19 @@ def _read_section(
             if isinstance(value, Mapping):
                 values[name] = _read_section(value, getattr(default, name), key + ".", problems, root)
             else:
-                problems[key] = f"{key} is a section and wants keys below it; got {_shown(value)}."
+                problems[key] = f"{key} is a section and wants keys below it; got {shown_text(value)}."
         elif (item := item_section(hints[name])) is not None:
             values[name] = _read_items(value, item, key, problems, root)
         else:
             try:
-                values[name] = _local(_read_value(value, hints[name]), _names_in(type(default))[name])
-            except _NoPathError as error:
+                values[name] = with_local_paths(read_value(value, hints[name]), _names_in(type(default))[name])
+            except NoPathError as error:
                 problems[key] = f"{key}: {str(value)[:200]!r} can't be a path: {error}. Set it to another."
-            except _UnknownChoiceError:
-                problems[key] = refused_choice(key, str(value), get_args(_without_none(hints[name])))
-            except _MismatchError:
-                problems[key] = (
-                    f"{key} wants {_wanted(hints[name])}; got {_shown(value)}.{_quoting(key, value, hints[name])}"
-                )
+            except UnknownChoiceError:
+                problems[key] = refused_choice(key, str(value), get_args(without_none(hints[name])))
+            except MismatchError:
+                wanted, quoting = wanted_text(hints[name]), how_to_quote(key, value, hints[name])
+                problems[key] = f"{key} wants {wanted}; got {shown_text(value)}.{quoting}"
     return dataclasses.replace(default, **values)
 
 
@@ -284,7 +286,7 @@ def _read_items(
     for name, value in items.items() if isinstance(items, Mapping) else [("", items)]:
         full = f"{key}.{name}".rstrip(".")
         if not isinstance(value, Mapping) or not name:
-            problems[full] = f"{full} wants keys below it, {' and '.join(fields)}; got {_shown(value)}."
+            problems[full] = f"{full} wants keys below it, {' and '.join(fields)}; got {shown_text(value)}."
             continue
         for unknown in value.keys() - set(fields):
             hint = did_you_mean(str(unknown), fields)
@@ -302,144 +304,3 @@ def _report_unknown(key: str, value: object, problems: Problems, root: type[AnyR
             _report_unknown(f"{key}.{name}", item, problems, root)
         return
     problems[key] = f"{key} is not a key" + (f"; did you mean {close}?" if close else ".")
-
-
-class _MismatchError(Exception):
-    """A value that is not of the wanted type."""
-
-
-class _NoPathError(Exception):
-    """A text that can't name a file or a folder."""
-
-
-class _UnknownChoiceError(_MismatchError):
-    """A text that is none of the choices."""
-
-
-def _without_none(hint: object) -> object:
-    """X of X | None; the hint itself if it has no None or more than one other member."""
-    members = [member for member in get_args(hint) if member is not type(None)]
-    return members[0] if get_origin(hint) in (Union, types.UnionType) and len(members) == 1 else hint
-
-
-def _read_value(value: object, hint: object) -> object:
-    """`value` as the type `hint`; raises _MismatchError. Numbers may come as text, as from ${oc.env:...} or 1e-6."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        inner = _without_none(hint)
-        return _read_value(value, inner) if inner is not hint else _read_any_of(value, args)
-    if origin is Literal:
-        if not isinstance(value, str):
-            raise _MismatchError
-        if value not in args:
-            raise _UnknownChoiceError
-        return value
-    if origin is list:
-        items = [value] if isinstance(value, str) else value  # one name stands for a list of one
-        if not isinstance(items, list | tuple):
-            raise _MismatchError
-        return [_read_value(item, args[0]) for item in items]
-    if origin is tuple:
-        if not isinstance(value, list | tuple) or len(value) != len(args):
-            raise _MismatchError
-        return tuple(_read_value(item, arg) for item, arg in zip(value, args, strict=True))
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise _MismatchError
-        return dict(value)
-    if hint is int or hint is float:
-        return _read_number(value, hint)
-    if not isinstance(hint, type) or not isinstance(value, hint):
-        raise _MismatchError
-    return value
-
-
-def _read_any_of(value: object, hints: tuple[object, ...]) -> object:
-    for hint in hints:
-        try:
-            return _read_value(value, hint)
-        except _MismatchError:
-            continue
-    raise _MismatchError
-
-
-def _read_number(value: object, kind: type[int] | type[float]) -> int | float:
-    accepted = (int, str) if kind is int else (int, float, str)
-    if isinstance(value, bool) or not isinstance(value, accepted):
-        raise _MismatchError
-    try:
-        number = kind(value)
-    except (ValueError, OverflowError) as error:
-        raise _MismatchError from error
-    if not math.isfinite(number) or (kind is int and abs(number) >= _TOO_LARGE):
-        raise _MismatchError
-    return number
-
-
-def _wanted(hint: object) -> str:
-    """What a type is called in a message.
-
-    >>> _wanted(int | None)
-    'a whole number or null'
-    """
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return " or ".join(_wanted(arg) for arg in args)
-    if origin is Literal:
-        return f"one of {', '.join(args)}"
-    if origin is list:
-        return f"a list, each item {_wanted(args[0])}"
-    if origin is tuple:
-        return f"a list of {len(args)}, each item {_wanted(args[0])}"
-    if origin is dict:
-        return "a section with keys of its own"
-    names: dict[object, str] = {
-        int: "a whole number", float: "a finite number", bool: "true or false", str: "text", type(None): "null"
-    }  # fmt: skip
-    return names[hint]
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
-        return f"{value:.3g}, which is too large" if abs(value) < 10**300 else "one that is too large"
-    return "null" if value is None else f"{value!r} ({type(value).__name__})"
-
-
-def _quoting(key: str, value: object, hint: object) -> str:
-    """How to give a number as text on the command line, where that was probably meant."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    wants_text = _without_none(hint) is str
-    return f""" On the command line, quote it twice: "{key}='{value}'".""" if is_number and wants_text else ""
-
-
-def _local(value: object, names: Names | None) -> object:
-    """Paths with `~` expanded and made absolute: the processes that open them need not share the caller's folder."""
-    if isinstance(value, list) and names is Names.PATH:
-        return [_local(item, names) for item in value]
-    if not isinstance(value, str) or "://" in value or not value:
-        return value
-    if names is Names.MODULE and (value.endswith(".py") or (exists(f"{value}.py") and Path(f"{value}.py").is_file())):
-        return _absolute(value if value.endswith(".py") else f"{value}.py")
-    if names is Names.PATH or (names is Names.MODEL and is_local_path(value)):
-        return _absolute(value)
-    return value
-
-
-def _absolute(path: str) -> str:
-    """Raises _NoPathError for what no file can be called: too long, or with characters that names can't have."""
-    absolute = os.path.abspath(os.path.expanduser(path))
-    try:
-        os.stat(absolute)
-    except ValueError as error:
-        raise _NoPathError(str(error)) from error
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise _NoPathError(str(error.strerror)) from error
-    return absolute
-
-
-def is_local_path(path: str) -> bool:
-    """Whether a model path means a folder here, rather than a hub id such as org/name."""
-    return path.startswith(("/", "~", ".")) or path.count("/") > 1 or exists(path)

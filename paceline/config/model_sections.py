@@ -63,6 +63,8 @@ class ModelConfig:
     rounding alone. Wants a C++ compiler on a CPU, Triton on a GPU."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Numbers of forward and backward passes; weights and optimizer stay float32."""
+    max_position_embeddings: Count | None = None
+    """Longest sequence of a model with rotary embeddings in place of what its config.json says, >= 1. null: that."""
 
 
 @dataclass(frozen=True)

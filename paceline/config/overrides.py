@@ -105,8 +105,15 @@ def _without_files_of_verl(argv: Sequence[str]) -> list[str]:
 
 
 def _quoted_home(argument: str) -> str:
-    """`key=~/folder` with the value in quotes: Hydra's grammar has no bare `~`, and the shell leaves it as it is."""
+    """`key=~/folder` with the value in quotes, and in a list each item: Hydra's grammar has no bare `~`, and the shell
+    leaves it as it is.
+
+    >>> _quoted_home("data.val_files=[~/a.parquet,b.parquet]")
+    "data.val_files=['~/a.parquet',b.parquet]"
+    """
     key, equals, value = argument.partition("=")
+    if value.startswith("[") and "~" in value:
+        return f"{key}=" + re.sub(r"(?<=[\[,])(\s*)(~[^,\]'\"\s]*)(?=\s*[,\]])", r"\1'\2'", value)
     return f"{key}='{value}'" if equals and value.startswith("~") and "'" not in value else argument
 
 

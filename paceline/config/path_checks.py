@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.config.load import is_local_path
 from paceline.config.machine_problems import of_this_machine
+from paceline.config.read_value import is_local_path
 from paceline.config.tables import KINDS, table_head, table_problem
 from paceline.files import exists
 from paceline.run_folder import (
@@ -32,6 +32,7 @@ from paceline.run_folder import (
 )
 from paceline.text import meant, nearest, shorten
 
+JsonObject = dict[str, Any]
 MODEL_FILE = "config.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
@@ -98,13 +99,19 @@ def tokenizer_problems(key: str, path: str) -> Iterator[str]:
         )
 
 
-def model_config(folder: Path) -> dict[str, Any]:
+def model_config(folder: Path) -> JsonObject:
     """What config.json says; nothing if it can't be read as such."""
     try:
         content = json.loads((folder / MODEL_FILE).read_text())
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def language_model_config(config: JsonObject) -> JsonObject:
+    """What config.json says of the language model, in a model of several parts, too."""
+    inner = config.get("text_config")
+    return {**config, **inner} if isinstance(inner, dict) else config
 
 
 def _folder_or_hub_id(key: str, path: str) -> Iterator[str]:

@@ -334,6 +334,9 @@ class TrainerConfig(RunConfig):
     """The step from which on the actor trains, >= 0; in those before it the critic learns alone. 0 and 1: the first."""
     max_critic_ckpt_to_keep: Annotated[Count | None, OnlyWith.CRITIC] = None
     """As max_actor_ckpt_to_keep for the critic, >= 1; a checkpoint with neither is deleted."""
+    columns_stay_bytes: WholeNumber | None = 32_000
+    """A column of a worker's answer that has so many bytes or more stays on the worker's node, >= 0: the driver has a
+    reference, and fetches the column when it is read. null: the driver gets and sends every column whole."""
     log_train_samples: WholeNumber = 1
     """Training responses shown with their scores in the log of every step, >= 0."""
     log_val_generations: WholeNumber = 0
@@ -362,8 +365,10 @@ class RayConfig:
 
 @dataclass(frozen=True)
 class TransferQueueConfig:
-    """The TransferQueue data plane, which paceline does not have."""
+    """TransferQueue, a store in processes of its own for columns that stay."""
 
     enable: bool = False
-    """Put TRANSFER_QUEUE_ENABLE=1 into the environment of all processes, for code of your own that reads it. Batches go
-    through Ray's object store all the same."""
+    """Columns that stay (trainer.columns_stay_bytes) are kept by TransferQueue, and not by Ray's object store. The run
+    starts it, or joins one that its Ray has. Needs paceline[transfer-queue]."""
+    num_storage_units: Count = 2
+    """Its storage processes, >= 1. Each takes one of Ray's CPUs, and so does its controller."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from paceline.config import ROOTS
 from paceline.config.keys import known_keys
@@ -13,16 +12,16 @@ from paceline.redaction import MASK, is_secret, is_secret_name, redacted, rememb
 _ADDRESS = re.compile(r"://([^/\s@:]*):([^/\s@]+)@")
 
 
-def without_secrets(tree: Mapping[str, object]) -> dict[str, Any]:
+def without_secrets(tree: Mapping[str, object]) -> dict[str, object]:
     """A configuration as it may be logged and saved.
 
     >>> without_secrets({"ray_kwargs": {"ray_init": {"runtime_env": {"env_vars": {"HF_TOKEN": "hf_abc", "A": "b"}}}}})
     {'ray_kwargs': {'ray_init': {'runtime_env': {'env_vars': {'HF_TOKEN': '***', 'A': 'b'}}}}}
     """
-    return masked("", tree)
+    return {name: masked(name, value) for name, value in tree.items()}
 
 
-def masked(key: str, value: object) -> Any:
+def masked(key: str, value: object) -> object:
     """The value of a key as it may be shown.
 
     Masked are values of users' own keys whose names look like secrets (`runtime_env.env_vars.WANDB_API_KEY`,

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from paceline.catalog import BACKENDS, BackendEntry, Registry
 from paceline.config import ModelConfig, OptimConfig
+from paceline.config.backend_limits import BFLOAT16, COMPILES, LORA, OFFLOAD, PACKING, ULYSSES, refusals
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
 from paceline.engine.top_tokens import Likeliest
@@ -95,6 +96,8 @@ class Engine(ABC):
     mode and holds no gradients. Only `initialize` draws random numbers.
     """
 
+    strategy: ClassVar[str] = ""
+    """The name that it is registered under."""
     takes_lora: ClassVar[bool] = False
     """Whether this backend trains adapters."""
     takes_bfloat16: ClassVar[bool] = True
@@ -107,24 +110,21 @@ class Engine(ABC):
     """Whether this backend compiles layers."""
     takes_several_tokens: ClassVar[bool] = False
     """Whether this backend gives log-probs of several tokens at a place."""
+    takes_packing: ClassVar[bool] = True
+    """Whether this backend takes sequences without padding, one after the other."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        if spec.lora is not None and not self.takes_lora:
-            raise ConfigError(f"{type(self).__name__} has no LoRA; set strategy=local or fsdp2, or model.lora_rank=0.")
-        if spec.model.compute_dtype != "float32" and not self.takes_bfloat16:
-            raise ConfigError(f"{type(self).__name__} computes in float32; set model.compute_dtype=float32.")
-        if (spec.param_offload or spec.optimizer_offload) and not self.takes_offload:
-            raise ConfigError(
-                f"{type(self).__name__} does not offload; set param_offload=False and optimizer_offload=False in "
-                "fsdp_config."
-            )
-        if spec.ulysses_sequence_parallel_size > 1 and not self.takes_ulysses:
-            raise ConfigError(
-                f"{type(self).__name__} keeps a sequence on one rank; set ulysses_sequence_parallel_size=1, or "
-                "strategy=fsdp2."
-            )
-        if spec.model.use_torch_compile and not self.takes_compile:
-            raise ConfigError(f"{type(self).__name__} does not compile layers; set model.use_torch_compile=False.")
+        asked = (
+            (LORA, "model.lora_rank", 0 if spec.lora is None else spec.lora.rank),
+            (BFLOAT16, "model.compute_dtype", spec.model.compute_dtype),
+            (OFFLOAD, "param_offload", spec.param_offload),
+            (OFFLOAD, "optimizer_offload", spec.optimizer_offload),
+            (ULYSSES, "ulysses_sequence_parallel_size", spec.ulysses_sequence_parallel_size),
+            (COMPILES, "model.use_torch_compile", spec.model.use_torch_compile),
+            (PACKING, "model.use_remove_padding", spec.model.use_remove_padding),
+        )
+        if problems := list(refusals(_what_it_takes(type(self)), f"strategy={self.strategy}", asked)):
+            raise ConfigError(problems)
         self.spec = spec
         self.device = torch.device(spec.device)
         self.num_steps = 0
@@ -246,31 +246,37 @@ EngineClass = TypeVar("EngineClass", bound=type[Engine])
 _ENGINES: Registry[type[Engine], BackendEntry] = Registry(BACKENDS)
 
 
+_TAKES = {
+    "lora": "takes_lora",
+    "bfloat16": "takes_bfloat16",
+    "offload": "takes_offload",
+    "ulysses": "takes_ulysses",
+    "compiles": "takes_compile",
+    "packing": "takes_packing",
+    "several_tokens": "takes_several_tokens",
+}
+"""What the catalogue knows of a backend, and what its class says of it."""
+
+
 def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
     """Class decorator: registers an engine as `strategy=name`. The catalogue says what the built-in ones take."""
 
     def decorate(engine: EngineClass) -> EngineClass:
         _ENGINES.register(name)(engine)
+        engine.strategy = name
         if engine.__module__ == BACKENDS.modules.get(name):
-            can = BACKENDS.built_in[name]
-            engine.takes_lora, engine.takes_bfloat16, engine.takes_offload = can.lora, can.bfloat16, can.offload
-            engine.takes_ulysses = can.ulysses
-            engine.takes_compile = can.compiles
-            engine.takes_several_tokens = can.several_tokens
+            for ability, takes in _TAKES.items():
+                setattr(engine, takes, getattr(BACKENDS.built_in[name], ability))
         else:
-            # A class that is no Engine, and does not say what it takes, refuses it by itself.
-            entry = BackendEntry(
-                lora=getattr(engine, "takes_lora", True),
-                bfloat16=getattr(engine, "takes_bfloat16", True),
-                offload=getattr(engine, "takes_offload", True),
-                ulysses=getattr(engine, "takes_ulysses", True),
-                compiles=getattr(engine, "takes_compile", True),
-                several_tokens=getattr(engine, "takes_several_tokens", False),
-            )
-            BACKENDS.add(name, entry)
+            BACKENDS.add(name, _what_it_takes(engine))
         return engine
 
     return decorate
+
+
+def _what_it_takes(engine: type[Engine]) -> BackendEntry:
+    """By what the class says; one that is no Engine, and says nothing, refuses by itself."""
+    return BackendEntry(**{ability: getattr(engine, takes, True) for ability, takes in _TAKES.items()})
 
 
 def get_engine(name: str) -> type[Engine]:

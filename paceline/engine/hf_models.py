@@ -136,6 +136,14 @@ def _read_config(model: ModelConfig, kind: ModelKind) -> PretrainedConfig:
     config = AutoConfig.from_pretrained(_checked_path(model), trust_remote_code=model.trust_remote_code)
     if kind != "causal_lm":
         config.num_labels = 1
+    if model.max_position_embeddings is not None:
+        text = config.get_text_config()
+        if not getattr(text, "rope_parameters", None):
+            raise ConfigError(
+                f"model.max_position_embeddings={model.max_position_embeddings}: {model.path} ({config.model_type}) "
+                "has no rotary embeddings, and as many positions as it was trained with. Leave it null."
+            )
+        text.max_position_embeddings = model.max_position_embeddings
     for part in (config, config.get_text_config()):
         # Token classifiers have dropout by default where the configuration names none.
         part.classifier_dropout = 0.0

@@ -1,4 +1,7 @@
-"""Where vLLM keeps a weight of a Hugging Face model: in fused layers, padded vocabularies, shares of ranks, packed."""
+"""Where vLLM keeps a weight of a Hugging Face model: in fused layers, padded vocabularies, shares of ranks, packed.
+
+And where it keeps LoRA's A and B beside them: in slots, a stack of them for each part of a fused layer.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -45,6 +49,48 @@ class WeightPlace:
         return output if self.rows is None else output.narrow(1, *self.rows)
 
 
+@dataclass(frozen=True)
+class AdapterPlace:
+    """Where LoRA's A or B of one layer, or this rank's share of it, lies: in a slot that has room for a larger rank."""
+
+    model: Any
+    slots: Tensor
+    """(slot, 1, rows, columns)"""
+    share: tuple[int, int, int] | None
+    """As of `WeightPlace`."""
+
+    def part(self, whole: Tensor) -> Tensor:
+        """What should be in the slot: this rank's share, and zeros around it."""
+        own = whole if self.share is None else whole.narrow(*self.share)
+        padded = torch.zeros(self.slots.shape[2:], dtype=self.slots.dtype, device=whole.device)
+        padded[: own.shape[0], : own.shape[1]] = own
+        return padded
+
+    def there(self, adapter: int) -> Tensor:
+        """What is in the adapter's slot; that of no adapter is empty."""
+        in_slots: list[int | None] = self.model.lora_manager.lora_index_to_id
+        if adapter not in in_slots:
+            return self.slots[0, 0].new_empty(0)
+        return self.slots[in_slots.index(adapter), 0]
+
+
+def adapter_place_of(model: nn.Module, layer_name: str, letter: str) -> AdapterPlace | None:
+    """Where the A or B of this layer, by its Hugging Face name, lies; None if that is not known."""
+    parent, _, own = layer_name.rpartition(".")
+    weight = place_of(model, f"{layer_name}.weight")
+    fused: dict[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    joined = next((name for name, parts in fused.items() if own in parts), None)
+    layer = _submodule(model, f"{parent}.{joined}" if joined else layer_name, as_it_is=True)
+    stacks = getattr(layer, f"lora_{letter.lower()}_stacked", ())
+    index = fused[joined].index(own) if joined else 0
+    is_known = len(stacks) == (len(fused[joined]) if joined else 1) and stacks[index].ndim == 4
+    if weight is None or not is_known or (layer.tp_size > 1 and layer.lora_config.fully_sharded_loras):
+        return None
+    # A has the columns of the layer's weight, and B its rows.
+    is_shared = weight.share is not None and weight.share[0] == (1 if letter == "A" else 0)
+    return AdapterPlace(model, stacks[index], weight.share if is_shared else None)
+
+
 def model_of(llm: LLM) -> nn.Module:
     """The model of an engine in this process."""
     found: list[nn.Module] = []
@@ -76,11 +122,13 @@ def place_of(model: nn.Module, name: str) -> WeightPlace | None:
     return None if is_packed and not hasattr(layer, "quant_method") else WeightPlace(layer, kind, None, None, is_packed)
 
 
-def _submodule(model: nn.Module, path: str) -> Any:
+def _submodule(model: nn.Module, path: str, *, as_it_is: bool = False) -> Any:
+    """A layer that has adapters beside it is inside of another."""
     try:
-        return model.get_submodule(path)
+        found = model.get_submodule(path)
     except AttributeError:
         return None
+    return found if as_it_is else getattr(found, "base_layer", found)
 
 
 def _in_fused(layer: Any, kind: str, index: int) -> WeightPlace | None:

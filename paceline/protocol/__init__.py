@@ -21,10 +21,9 @@ from paceline.protocol.batch import (
     DataProtoConfig,
     DataProtoItem,
     _received,
-    pad_dataproto_to_divisor,
-    unpad_dataproto,
 )
 from paceline.protocol.future import DataProtoFuture
+from paceline.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
 from paceline.protocol.transport import _tensor_over
 
 __all__ = [

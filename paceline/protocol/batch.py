@@ -1,4 +1,4 @@
-"""The batch that every phase reads and writes, and rows that fill it up so that their number divides."""
+"""The batch that every phase reads and writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ from paceline.protocol.columns import (
     Rows,
     as_column,
     brief_shapes,
-    cat,
     check_columns,
     chunk_bounds,
     gather_meta,
@@ -32,10 +31,11 @@ from paceline.protocol.columns import (
     require_same_columns,
     row_numbers,
     split_tensordict,
-    tensordict_of,
     tensordict_of_all,
     without,
 )
+from paceline.protocol.held import HeldColumn, columns_of_tensordict, fetch_all, tensordict_of
+from paceline.protocol.memory import cat
 from paceline.protocol.transport import Sent, with_tensors_sent
 
 if TYPE_CHECKING:
@@ -148,17 +148,43 @@ class DataProto:
     def nbytes(self) -> int:
         """Bytes of the tensors and of numpy columns; of an object column nothing, its cells may be shared."""
         arrays = sum(array.nbytes for array in self.non_tensor_batch.values() if array.dtype != object)
-        return arrays + sum(tensor.nbytes for tensor in self._tensors().values())
+        return arrays + sum(column.nbytes for column in self._columns().values())
 
     def __repr__(self) -> str:
         parts = [f"{len(self)} rows, {readable_bytes(self.nbytes)}"]
-        parts += brief_shapes(self._tensors()) + brief_shapes(self.non_tensor_batch)
+        parts += brief_shapes(self._columns()) + brief_shapes(self.non_tensor_batch)
         parts += [f"meta {', '.join(map(str, self.meta_info))}"] if self.meta_info else []
         return f"{type(self).__name__}({' | '.join(parts)})"
 
+    def _columns(self) -> dict[str, Tensor | HeldColumn]:
+        """The tensor columns, those that lie elsewhere as they are held."""
+        return columns_of_tensordict(self.batch)
+
     def _tensors(self) -> dict[str, Tensor]:
-        items: Any = () if self.batch is None else self.batch.items()
-        return dict(items)
+        """The tensor columns, fetched."""
+        columns = self._columns()
+        fetch_all(column for column in columns.values() if isinstance(column, HeldColumn))
+        return {name: c.tensor() if isinstance(c, HeldColumn) else c for name, c in columns.items()}
+
+    def fetched(self) -> Self:
+        """This batch with all of its columns in this process; itself, if it has them."""
+        if not any(isinstance(column, HeldColumn) for column in self._columns().values()):
+            return self
+        return replace(self, batch=self._batch_of(self._tensors(), len(self)))
+
+    def with_columns(self, change: Callable[[Any], Any]) -> Self:
+        """The same with what `change` makes of each tensor column, or of what is held of it; fetches nothing."""
+        return self._derive(len(self), change, lambda array: array)
+
+    def row_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one row of a tensor column; fetches nothing."""
+        require([name], self._columns(), "tensor column")
+        return tuple(self._columns()[name].shape[1:])
+
+    def is_known_finite(self, name: str) -> bool:
+        """Whether the numbers of a tensor column are known to be finite; fetches nothing."""
+        column = self._columns()[name]
+        return isinstance(column, HeldColumn) and column.is_finite and not column.is_written
 
     def _has_no_columns(self) -> bool:
         return self.batch is None and not self.non_tensor_batch
@@ -233,7 +259,7 @@ class DataProto:
 
     def clone(self) -> Self:
         """A copy that shares nothing: for whoever wants to write into columns that it received."""
-        clone = self._derive(len(self), torch.clone, copy.deepcopy)
+        clone = self._derive(len(self), lambda column: column.clone(), copy.deepcopy)
         return replace(clone, meta_info=copy.deepcopy(self.meta_info), **copy.deepcopy(self._added_fields()))
 
     def _added_fields(self) -> dict[str, Any]:
@@ -287,11 +313,12 @@ class DataProto:
             require_same_columns(parts[0], part, position)
         parts = [part for part in parts if len(part)] or parts[:1]
         first = parts[0]
-        tensors, arrays = first._tensors(), dict(first.non_tensor_batch)
+        columns, arrays = first._columns(), dict(first.non_tensor_batch)
         if len(parts) > 1:
-            tensors = {name: cat([part._tensors()[name] for part in parts]) for name in tensors}
+            each = [part._columns() for part in parts]
+            columns = {name: _joined([own[name] for own in each]) for name in columns}
             arrays = {name: np.concatenate([part.non_tensor_batch[name] for part in parts]) for name in arrays}
-        batch = first._batch_of(tensors, sum(map(len, parts)))
+        batch = first._batch_of(columns, sum(map(len, parts)))
         if {type(one) for one in data} == {type(first)} and isinstance(first, cls):
             return replace(first, batch=batch, non_tensor_batch=arrays, meta_info=meta_info)
         return cls(batch, arrays, meta_info)
@@ -304,7 +331,7 @@ class DataProto:
         deepcopy: bool = False,
     ) -> Self:
         """A view of the named columns and meta info, or with `deepcopy` a copy; None means all."""
-        tensors = pick(self._tensors(), batch_keys, "tensor column")
+        tensors = pick(self._columns(), batch_keys, "tensor column")
         arrays = pick(self.non_tensor_batch, non_tensor_batch_keys, "non-tensor column")
         meta_info = pick(self.meta_info, meta_info_keys, "meta info key")
         batch = self._batch_of(tensors, len(self))
@@ -319,7 +346,7 @@ class DataProto:
     ) -> Self:
         """Move the named columns and meta info out of this batch, into a new one; None means none."""
         popped = self.select(batch_keys or (), non_tensor_batch_keys or (), meta_info_keys or ())
-        rest = {name: tensor for name, tensor in self._tensors().items() if name not in popped._tensors()}
+        rest = without(self._columns(), popped._columns())
         self.batch = self._batch_of(rest, len(self))
         self.non_tensor_batch = without(self.non_tensor_batch, popped.non_tensor_batch)
         self.meta_info = without(self.meta_info, popped.meta_info)
@@ -329,7 +356,7 @@ class DataProto:
         """Rename tensor or non-tensor columns, all at once (so two may swap their names); returns this batch."""
         old = [old_keys] if isinstance(old_keys, str) else list(old_keys)
         new = [new_keys] if isinstance(new_keys, str) else list(new_keys)
-        tensors = self._tensors()
+        tensors = self._columns()
         names = [*tensors, *self.non_tensor_batch]
         if len(old) != len(new) or len(set(old)) != len(old):
             raise ValueError(f"rename needs one new name for each of {old}, each named once; it got {new}.")
@@ -353,7 +380,7 @@ class DataProto:
         other._check()
         if len(self) != len(other) and not self._has_no_columns() and not other._has_no_columns():
             raise DataError(f"union of batches with {len(self)} and {len(other)} rows; they must have the same number.")
-        tensors = merge([self._tensors(), other._tensors()], "tensor column")
+        tensors = merge([self._columns(), other._columns()], "tensor column")
         arrays = merge([self.non_tensor_batch, other.non_tensor_batch], "non-tensor column")
         meta_info = merge([self.meta_info, other.meta_info], "meta info key")
         either = self.batch if self.batch is not None else other.batch
@@ -382,15 +409,13 @@ class DataProto:
             self.batch = tensordict_of(tensors, (len(self),), device)
         return self
 
-    def _batch_of(self, tensors: dict[str, Tensor], rows: int) -> Tensors:
+    def _batch_of(self, tensors: Mapping[str, object], rows: int) -> Tensors:
         """A TensorDict like this one's: it keeps the device, and stays when its last column goes."""
         return None if self.batch is None else tensordict_of(tensors, (rows,), self.batch.device)
 
-    def _derive(
-        self, rows: int, of_tensor: Callable[[Tensor], Tensor], of_array: Callable[[np.ndarray], np.ndarray]
-    ) -> Self:
+    def _derive(self, rows: int, of_tensor: Callable[[Any], Any], of_array: Callable[[np.ndarray], np.ndarray]) -> Self:
         self._check()
-        tensors = {name: of_tensor(tensor) for name, tensor in self._tensors().items()}
+        tensors = {name: of_tensor(column) for name, column in self._columns().items()}
         arrays = {name: of_array(array) for name, array in self.non_tensor_batch.items()}
         batch = self._batch_of(tensors, rows)
         return replace(self, batch=batch, non_tensor_batch=arrays, meta_info=dict(self.meta_info))
@@ -401,7 +426,7 @@ class DataProto:
 
     def __reduce__(self) -> tuple[object, ...]:
         self._check()
-        tensors = None if self.batch is None else {name: Sent(tensor) for name, tensor in self._tensors().items()}
+        tensors = None if self.batch is None else {name: _sent(column) for name, column in self._columns().items()}
         arrays = {
             name: array if array.dtype == object else np.ascontiguousarray(array)
             for name, array in self.non_tensor_batch.items()
@@ -437,6 +462,16 @@ class DataProto:
         return cls(batch, content["non_tensors"], content["meta_info"])
 
 
+def _joined(columns: list[Any]) -> Tensor | HeldColumn:
+    return HeldColumn.join(columns) if any(isinstance(column, HeldColumn) for column in columns) else cat(columns)
+
+
+def _sent(column: Tensor | HeldColumn) -> Sent | HeldColumn:
+    if isinstance(column, HeldColumn):
+        return Sent(column.tensor()) if column.is_written else column
+    return Sent(column)
+
+
 def _received(
     tensors: dict[str, Tensor] | None,
     rows: int,
@@ -447,26 +482,3 @@ def _received(
 ) -> DataProto:
     batch = None if tensors is None else tensordict_of(tensors, (rows,))
     return cls(batch, arrays, meta_info, **(added_fields or {}))
-
-
-_Batch = TypeVar("_Batch", bound=DataProto)
-
-
-def pad_dataproto_to_divisor(data: _Batch, size_divisor: int) -> tuple[_Batch, int]:
-    """Append rows, repeated from the start, until `size_divisor` divides their number; also gives how many.
-
-    Nothing to append (an empty batch too): `data` itself. Otherwise a copy.
-    """
-    if size_divisor < 1:
-        raise ValueError(f"size_divisor is {size_divisor}; it must be at least 1.")
-    pad_size = -len(data) % size_divisor
-    if pad_size == 0:
-        return data, 0
-    return data[torch.arange(len(data) + pad_size) % len(data)], pad_size
-
-
-def unpad_dataproto(data: _Batch, pad_size: int) -> _Batch:
-    """A view without the last `pad_size` rows; `data` itself when there are none to remove."""
-    if not 0 <= pad_size <= len(data):
-        raise DataError(f"can't remove {pad_size} rows of padding from a batch with {len(data)} rows.")
-    return data.slice(0, len(data) - pad_size) if pad_size else data

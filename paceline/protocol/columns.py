@@ -6,7 +6,6 @@ batch need not wait.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import DataError
+from paceline.protocol.held import HeldColumn, columns_of_tensordict, tensordict_of
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -32,9 +32,9 @@ GATHERED_META_KEY = "metrics"
 def check_columns(batch: TensorDict | None, arrays: Mapping[str, np.ndarray]) -> None:
     """All columns are tensors or arrays, have names of their own, and as many rows as the batch."""
     rows = len(next(iter(arrays.values()), ())) if batch is None else batch_rows(batch)
-    tensors = {} if batch is None else dict(batch.items())
+    tensors = columns_of_tensordict(batch)
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor | HeldColumn):
             raise TypeError(
                 f"tensor column {name!r} is a {type(tensor).__name__}; nested TensorDicts can't be columns, "
                 "and other objects go into non_tensor_batch."
@@ -87,16 +87,6 @@ def row_numbers(rows: object, count: int) -> Tensor:
     return torch.where(numbers < 0, numbers + count, numbers)
 
 
-def cat(pieces: list[Tensor]) -> Tensor:
-    """torch.cat into memory from numpy, which asks for huge pages where torch does not: faster for large columns."""
-    if any(piece.device.type != "cpu" or piece.requires_grad for piece in pieces):
-        return torch.cat(pieces)
-    first = pieces[0]
-    shape = (sum(len(piece) for piece in pieces), *first.shape[1:])
-    memory = np.empty(math.prod(shape) * first.element_size(), dtype=np.uint8)
-    return torch.cat(pieces, out=torch.from_numpy(memory).view(first.dtype).view(shape))
-
-
 def as_column(name: str, values: np.ndarray | Sequence[object]) -> np.ndarray:
     """Lists are filled in cell by cell: numpy would make a second dimension of lists of equal length."""
     if isinstance(values, np.ndarray):
@@ -144,7 +134,7 @@ def without(columns: Mapping[str, Value], names: Iterable[str]) -> dict[str, Val
 def require_same_columns(first: DataProto, other: DataProto, position: int) -> None:
     """torch.cat would promote dtypes in silence and report shapes without the column's name."""
     for mine, theirs in (
-        (first._tensors(), other._tensors()),
+        (first._columns(), other._columns()),
         (first.non_tensor_batch, other.non_tensor_batch),
     ):
         if set(mine) != set(theirs):
@@ -154,7 +144,7 @@ def require_same_columns(first: DataProto, other: DataProto, position: int) -> N
             )
         for name, column in mine.items():
             # numpy strings of other lengths have other dtypes, of the same kind
-            kinds = [c.dtype if isinstance(c, Tensor) else c.dtype.kind for c in (column, theirs[name])]
+            kinds = [c.dtype.kind if isinstance(c, np.ndarray) else c.dtype for c in (column, theirs[name])]
             if kinds[0] != kinds[1] or column.shape[1:] != theirs[name].shape[1:]:
                 raise DataError(
                     f"concat of column {name!r}: part 0 has {column.dtype} with row shape {tuple(column.shape[1:])}, "
@@ -204,6 +194,9 @@ def same(a: object, b: object) -> bool:
     """Equal in value, with NaN equal to NaN, through containers, arrays and tensors."""
     if a is b:
         return True
+    if isinstance(a, HeldColumn) and isinstance(b, HeldColumn) and a.is_same_as(b):
+        return True
+    a, b = (value.tensor() if isinstance(value, HeldColumn) else value for value in (a, b))
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or a.dtype != b.dtype or a.shape != b.shape:
             return False
@@ -225,7 +218,7 @@ def same(a: object, b: object) -> bool:
 
 
 def brief(value: object) -> str:
-    if isinstance(value, Tensor | np.ndarray):
+    if isinstance(value, Tensor | HeldColumn | np.ndarray):
         return f"{value.dtype} {tuple(value.shape)}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
@@ -240,20 +233,12 @@ def readable_bytes(count: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def brief_shapes(columns: Mapping[str, Tensor | np.ndarray]) -> list[str]:
+def brief_shapes(columns: Mapping[str, Tensor | HeldColumn | np.ndarray]) -> list[str]:
     """`name dtype(shape)` of each."""
     return [
         f"{name} {str(column.dtype).removeprefix('torch.')}({', '.join(map(str, column.shape))})"
         for name, column in columns.items()
     ]
-
-
-def tensordict_of(
-    columns: Mapping[str, object], batch_size: tuple[int, ...], device: torch.device | str | None = None
-) -> TensorDict:
-    from tensordict import TensorDict
-
-    return TensorDict(dict(columns), batch_size=batch_size, device=device)
 
 
 def split_tensordict(tensor_dict: TensorDict) -> tuple[TensorDict, dict[str, np.ndarray], dict[str, Any]]:

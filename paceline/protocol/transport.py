@@ -11,6 +11,15 @@ from paceline.errors import DataError
 _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+def integers_of(tensor: Tensor) -> np.ndarray | None:
+    """The bits of a dense tensor on the CPU, as unsigned integers of its elements' size; None for wider elements."""
+    kind = _INTEGER_OF_SIZE.get(tensor.element_size())
+    if kind is None or tensor.layout != torch.strided or tensor.is_complex():
+        return None
+    array = tensor.contiguous().view(kind).numpy()
+    return array.view(f"u{array.itemsize}")
+
+
 class Sent:
     """A tensor that pickles as a numpy array over its memory, which protocol 5 moves out of band, and comes back as a
     tensor. It arrives detached and on the CPU; dtypes that numpy lacks (bfloat16, float8) travel as integers."""

@@ -73,7 +73,7 @@ def data_metrics(batch: DataProto, use_critic: bool) -> dict[str, float]:
             metrics["critic/vf_explained_var"] = _explained_variance(values, returns)
     prompt_lengths, response_lengths = _lengths(batch)
     for name, lengths in (("response", response_lengths), ("prompt", prompt_lengths)):
-        width = columns[f"{name}s"].shape[-1]
+        (width,) = batch.row_shape(f"{name}s")
         metrics |= _mean_max_min(f"{name}_length", lengths)
         metrics[f"{name}_length/clip_ratio"] = (lengths == width).float().mean().item()
     return metrics

@@ -6,8 +6,9 @@
 
 `first_step` is the last step of an earlier start, from whose checkpoint this one goes on. While the run validates there
 is `"validation": [640, 1319]`: prompts answered, and all. Where the rollout is ahead of the training, `"queue"` has the
-prompts that are, and `"waits"` says which side waits for the other: "training" or "rollout". The file is written every
-second. A run whose file says `running` and is old was killed, or its machine is gone.
+prompts that are, and `"waits"` says which side waits for the other: "training" or "rollout". `"deaths"` counts the
+starts before this one that failed or were killed. The file is written every second. A run whose file says `running` and
+is old was killed, or its machine is gone.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class StatusWriter:
         total_steps: int,
         first_step: int = 0,
         more: Callable[[dict[str, str]], Row] = lambda running: {},
+        deaths: int = 0,
     ) -> None:
         self._path = path
         self._running = running
@@ -59,6 +61,7 @@ class StatusWriter:
             "step": first_step,
             "total_steps": total_steps,
             "first_step": first_step,
+            "deaths": deaths,
         }
         self._status["started"] = time.time()
         self._closed = threading.Event()
@@ -110,6 +113,16 @@ def end_status(run_dir: Path, state: State, error: str | None = None, *, since: 
         if status["state"] == "running" and status["started"] >= since:
             status |= {"state": state, "running": {}} | ({"error": error} if error else {})
             _replace(path, status)
+
+
+def deaths_before(run_dir: Path, *, resumes: bool) -> int:
+    """How often a run died before the start that asks; one that ended in order and is not resumed counts anew."""
+    try:
+        status = json.loads((run_dir / STATUS_FILE).read_text())
+        died = status["state"] in ("running", "failed")
+        return int(status.get("deaths", 0)) + died if died or resumes else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _replace(path: Path, status: Row) -> None:

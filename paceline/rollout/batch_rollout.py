@@ -57,5 +57,8 @@ class BatchRollout(RolloutEngine):
     def num_sampled(self, request: Request) -> int:
         return 0
 
+    def sampled_so_far(self, request: Request) -> Completion:
+        return Completion([], [], False)
+
     def renew_caches(self, kv_cache: CachePolicy) -> None:
         """No cache outlives a step."""

@@ -105,7 +105,11 @@ class NativeRollout(ModelRollout):
         return withdrawn
 
     def num_sampled(self, request: Request) -> int:
-        return len(self._generation.responses[request.id].completion.token_ids) if self._generation is not None else 0
+        return len(self.sampled_so_far(request).token_ids)
+
+    def sampled_so_far(self, request: Request) -> Completion:
+        assert self._generation is not None  # a request is under way
+        return self._generation.responses[request.id].completion
 
     def renew_caches(self, kv_cache: CachePolicy) -> None:
         if self._generation is not None:

@@ -44,7 +44,7 @@ from paceline.rollout.rollout_interface import (
     token_ids,
     whole_state,
 )
-from paceline.rollout.vllm_adapter import AdapterFolder, adapted_policy, room_for_adapter
+from paceline.rollout.vllm_adapter import AdapterFolder, adapted_policy, held_adapter, room_for_adapter
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -244,7 +244,7 @@ class VllmRollout(RolloutEngine):
         return num_running(self.llm)
 
     def withdraw(self, ids: list[RequestId]) -> dict[RequestId, Completion]:
-        withdrawn = {name: _joined(self._under_way[name], *sampled_so_far(self.llm, self._ids[name])) for name in ids}
+        withdrawn = {name: self.sampled_so_far(self._under_way[name]) for name in ids}
         self._drop(ids)
         return withdrawn
 
@@ -254,6 +254,9 @@ class VllmRollout(RolloutEngine):
 
     def num_sampled(self, request: Request) -> int:
         return request.num_sampled + len(sampled_so_far(self.llm, self._ids[request.id])[0])
+
+    def sampled_so_far(self, request: Request) -> Completion:
+        return _joined(request, *sampled_so_far(self.llm, self._ids[request.id]))
 
     def renew_caches(self, kv_cache: CachePolicy) -> None:
         if self._under_way and kv_cache == "recompute":
@@ -296,9 +299,9 @@ class VllmRollout(RolloutEngine):
 
     def held_weights(self) -> Mapping[str, Held] | None:
         """By bytes, in fused layers and padded vocabularies too; where they are packed, by the layer's answer."""
-        if self.adapter is not None:
-            return None
         model, dtype = model_of(self.llm), self.weights_dtype
+        if self.adapter is not None:
+            return held_adapter(model, self.skeleton, self.adapter.policy)
         places = {name: place_of(model, name) for name in self.skeleton.state_dict()}
         return {name: held_at(place, dtype) for name, place in places.items() if place is not None}
 
@@ -380,6 +383,8 @@ def engine_arguments(spec: RolloutSpec, **ours: object) -> dict[str, Any]:
         **ours,
         **asked,
     }
+    if spec.model.max_position_embeddings is not None:
+        arguments.setdefault("hf_overrides", {"max_position_embeddings": spec.model.max_position_embeddings})
     if (policy := adapted_policy(spec.model, config)) is not None:
         arguments = room_for_adapter(policy) | arguments
     if config.tensor_model_parallel_size > 1:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
 from paceline.config import PPOConfig, SupervisedConfig
 from paceline.config.checks import all_problems, check_device, without_unread
 from paceline.config.checks.supervised_checks import check_supervised
+from paceline.config.derived import run_dir_of, with_trainer_keys
 from paceline.config.load import Config, Reading, Root, read_config
 from paceline.errors import ConfigError
 from paceline.external import import_external
-from paceline.run_folder import default_run_dir
 from paceline.trainer.device import detect_device, joins_cluster
 
 AnyConfig = TypeVar("AnyConfig", DictConfig, PPOConfig)
@@ -54,7 +52,7 @@ def complete_supervised(reading: Reading[SupervisedRoot]) -> SupervisedRoot:
         raise ConfigError(problems)
     if joins_cluster(cfg) or cfg.trainer.device is not None:
         return cfg
-    cfg = dataclasses.replace(cfg, trainer=dataclasses.replace(cfg.trainer, device=detect_device()))
+    cfg = with_trainer_keys(cfg, device=detect_device())
     if problems := check_supervised(cfg):  # what depends on the device
         raise ConfigError(problems)
     return cfg
@@ -62,12 +60,7 @@ def complete_supervised(reading: Reading[SupervisedRoot]) -> SupervisedRoot:
 
 def with_run_dir(cfg: Root) -> Root:
     """With the run's folder, absolute, because the TaskRunner may run in another one."""
-    trainer: Any = cfg.trainer  # of the kind of run that Root is
-    run_dir = trainer.default_local_dir or os.path.abspath(
-        default_run_dir(trainer.project_name, trainer.experiment_name)
-    )
-    changed: Any = dataclasses.replace(trainer, default_local_dir=run_dir)
-    return dataclasses.replace(cfg, trainer=changed)
+    return with_trainer_keys(cfg, default_local_dir=str(run_dir_of(cfg.trainer).absolute()))
 
 
 def with_device(cfg: PPOConfig) -> PPOConfig:
@@ -85,7 +78,7 @@ def auto_set_device(config: AnyConfig) -> AnyConfig:
     if isinstance(config, PPOConfig):
         if config.trainer.device is not None:
             return config
-        return dataclasses.replace(config, trainer=dataclasses.replace(config.trainer, device=detect_device()))
+        return with_trainer_keys(config, device=detect_device())
     if OmegaConf.select(config, "trainer.device") is None:
         OmegaConf.update(config, "trainer.device", detect_device(), force_add=True)
     return config

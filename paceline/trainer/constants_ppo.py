@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.errors import ConfigError
 
@@ -32,8 +31,8 @@ def get_ppo_ray_runtime_env() -> dict[str, dict[str, str]]:
 
 
 def merged_runtime_env(
-    user: Mapping[str, Any] | None = None, *, transfer_queue: bool = False, run: Mapping[str, str] | None = None
-) -> dict[str, Any]:
+    user: Mapping[str, object] | None = None, *, run: Mapping[str, str] | None = None
+) -> dict[str, object]:
     """The runtime environment for Ray: our variables under the shell's under those of the user's `runtime_env`.
 
     The shell's values are passed on by name, since the nodes of a running cluster did not inherit them. `run` has those
@@ -42,8 +41,6 @@ def merged_runtime_env(
     variables = dict(get_ppo_ray_runtime_env()["env_vars"])
     variables |= {name: os.environ[name] for name in PPO_RAY_RUNTIME_ENV["env_vars"] if name in os.environ}
     variables |= run or {}
-    if transfer_queue:
-        variables["TRANSFER_QUEUE_ENABLE"] = "1"
     # Ray refuses a variable that both the job and its driver set, and the job's reaches all processes as well.
     variables = {name: value for name, value in variables.items() if name not in _variables(_of_job())}
     user = dict(user or {})
@@ -51,7 +48,7 @@ def merged_runtime_env(
     return {**user, "env_vars": variables}
 
 
-def without_those_of_the_job(user: Mapping[str, Any]) -> dict[str, Any]:
+def without_those_of_the_job(user: Mapping[str, object]) -> dict[str, object]:
     """A user's runtime environment without what `ray job submit` was given just so: Ray would refuse it twice.
 
     Raises:
@@ -73,11 +70,12 @@ def without_those_of_the_job(user: Mapping[str, Any]) -> dict[str, Any]:
     return {**left, "env_vars": {name: value for name, value in ours.items() if name not in of_job}}
 
 
-def _variables(runtime_env: Mapping[str, Any]) -> dict[str, str]:
-    return {name: str(value) for name, value in (runtime_env.get("env_vars") or {}).items()}
+def _variables(runtime_env: Mapping[str, object]) -> dict[str, str]:
+    variables = runtime_env.get("env_vars")
+    return {name: str(value) for name, value in variables.items()} if isinstance(variables, Mapping) else {}
 
 
-def _of_job() -> Mapping[str, Any]:
+def _of_job() -> Mapping[str, object]:
     """The runtime environment that `ray job submit` was given, if this process is such a job."""
-    job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    job: dict[str, dict[str, object] | None] = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
     return job.get("runtime_env") or {}

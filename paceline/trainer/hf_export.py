@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from paceline.config import ModelConfig, PPOConfig
 from paceline.config.load import read_policy_config, read_saved
@@ -143,7 +143,7 @@ def merged_policy(cfg: PPOConfig, source: Path) -> PreTrainedModel:
     return filled_model(model, "causal_lm", dict(engine.named_full_weights()))
 
 
-def _tokenizer(cfg: PPOConfig, source: Path) -> Any:
+def _tokenizer(cfg: PPOConfig, source: Path) -> PreTrainedTokenizerBase:
     """The one that was saved with the actor, else the policy's."""
     policy = cfg.actor_rollout_ref.model
     saved = source.parent / ACTOR

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
+from paceline.command_line import sigterm_as_interrupt
 from paceline.config import AnyRunConfig
+from paceline.config.derived import run_dir_of, with_trainer_keys
 from paceline.config.load import to_dictconfig
-from paceline.errors import PacelineError, ResourceError, Terminated, WorkerError
+from paceline.errors import PacelineError, ResourceError, WorkerError
 from paceline.report.status import end_status
 from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
 from paceline.trainer.same_command import attempt as this_attempt
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.actor import ActorClass, ActorHandle
+
     from paceline.single_controller.ray.heartbeat import Place
+
+    TaskRunnerClass = type | ActorClass
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,7 @@ def running_ray(cfg: AnyRunConfig) -> Iterator[RaySession]:
     """
     import ray
 
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         session = _first_session(cfg)
         try:
             with _ray_errors_as_ours():
@@ -70,7 +73,7 @@ def _first_session(cfg: AnyRunConfig) -> RaySession:
     raise AssertionError("a last attempt returns or raises")
 
 
-def run_with_restarts(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
+def run_with_restarts(task_runner_class: TaskRunnerClass, session: RaySession, cfg: AnyRunConfig) -> None:
     """Run to the end. The death of any process is survived `trainer.max_restarts` times, from the last checkpoint.
 
     All processes of the run end with its TaskRunner, so one way of starting again serves every kind of death. A Ray of
@@ -108,7 +111,7 @@ def _may_pass(error: WorkerError) -> bool:
 
 
 def _has_checkpoint(cfg: AnyRunConfig) -> bool:
-    return bool(list_checkpoints(Path(str(cfg.trainer.default_local_dir)) / CHECKPOINTS_FOLDER))
+    return bool(list_checkpoints(run_dir_of(cfg.trainer) / CHECKPOINTS_FOLDER))
 
 
 def _advice(cfg: AnyRunConfig) -> str:
@@ -123,11 +126,10 @@ def _resuming(cfg: AnyRunConfig) -> AnyRunConfig:
     """The configuration of the next attempt: it goes on from the run's own checkpoints if there are any."""
     if not _has_checkpoint(cfg):
         return cfg
-    trainer: Any = dataclasses.replace(cfg.trainer, resume_mode="auto", resume_from_path=None)
-    return dataclasses.replace(cfg, trainer=trainer)
+    return with_trainer_keys(cfg, resume_mode="auto", resume_from_path=None)
 
 
-def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
+def _run_when_it_fits(task_runner_class: TaskRunnerClass, session: RaySession, cfg: AnyRunConfig) -> None:
     """After a death: if a node went with it, the cluster is given time to put another in its place."""
     deadline = time.monotonic() + NODE_SECONDS
     reported = False
@@ -143,17 +145,19 @@ def _run_when_it_fits(task_runner_class: Any, session: RaySession, cfg: AnyRunCo
             time.sleep(NODE_POLL_SECONDS)
 
 
-def _run_to_end(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) -> None:
+def _run_to_end(task_runner_class: TaskRunnerClass, session: RaySession, cfg: AnyRunConfig) -> None:
     """Make the actor and wait for its `run`; whatever ends the wait early (Ctrl-C too) ends the actor as well."""
     import ray
     from ray.actor import ActorClass
 
-    is_remote = isinstance(task_runner_class, ActorClass)
-    actor_class = task_runner_class if is_remote else ray.remote(task_runner_class)
     options = session.options()
-    if is_remote:  # its author chose its resources and its place
+    if isinstance(task_runner_class, ActorClass):
+        actor_class = task_runner_class
+        # Its author chose its resources and its place.
         options = {name: value for name, value in options.items() if name == "runtime_env"}
-    stop_file = Path(str(cfg.trainer.default_local_dir)) / STOP_FILE
+    else:
+        actor_class = ray.remote(task_runner_class)
+    stop_file = run_dir_of(cfg.trainer) / STOP_FILE
     if not cfg.trainer.val_only:  # only a look: the folder may belong to a run that is going on
         stop_file.unlink(missing_ok=True)  # meant for an earlier run
     began = time.time()
@@ -176,7 +180,7 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) 
         watcher.stop()
         _end_run(session, runner, watcher.place())
         is_stop = isinstance(error, KeyboardInterrupt)
-        run_dir = Path(str(cfg.trainer.default_local_dir)) / (VALIDATION_FOLDER if cfg.trainer.val_only else "")
+        run_dir = run_dir_of(cfg.trainer) / (VALIDATION_FOLDER if cfg.trainer.val_only else "")
         reported = None if is_stop else f"{type(error).__name__}: {error}"
         end_status(run_dir, "stopped" if is_stop else "failed", reported, since=began)
         raise
@@ -187,7 +191,7 @@ def _run_to_end(task_runner_class: Any, session: RaySession, cfg: AnyRunConfig) 
 class _Watcher:
     """Waits for the run, as long as its process beats and Ray's own processes are there."""
 
-    def __init__(self, session: RaySession, runner: Any, heartbeat_timeout_seconds: float) -> None:
+    def __init__(self, session: RaySession, runner: ActorHandle, heartbeat_timeout_seconds: float) -> None:
         from paceline.private_apis.ray_private import id_of_actor
         from paceline.single_controller.ray.heartbeat import beat_and_locate
         from paceline.single_controller.ray.watch import Process, Pulse
@@ -210,7 +214,7 @@ class _Watcher:
                 self._process.location = ray.get(self._located, timeout=0)
         return self._process.location
 
-    def wait(self, running: Any) -> None:
+    def wait(self, running: ObjectRef) -> None:
         import ray
 
         while not ray.wait([running], timeout=POLL_SECONDS)[0]:
@@ -223,7 +227,7 @@ class _Watcher:
         ray.get(running)
 
 
-def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
+def _end_run(session: RaySession, runner: ActorHandle, place: Place | None) -> None:
     """End the actor and with it the whole run, in a time with an end; a Ray of the run's own ends with it."""
     import ray
     from ray.exceptions import RayError
@@ -243,7 +247,7 @@ def _end_run(session: RaySession, runner: Any, place: Place | None) -> None:
         kill_processes([process])
 
 
-def _forget(runner: Any) -> None:
+def _forget(runner: ActorHandle) -> None:
     """Remove what Ray keeps of the actor: its heartbeat, and its placement groups until the whole job ends."""
     from paceline.private_apis.ray_private import id_of_actor
     from paceline.single_controller.ray.heartbeat import forget_beats
@@ -291,28 +295,3 @@ def _ray_errors_as_ours() -> Iterator[None]:
         with suppress(Exception):  # Ray itself is gone, too
             reported = within(ANSWER_SECONDS, explain)
         raise WorkerError("task_runner", 0, "run", *(reported or (str(error), ""))) from None
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """A scheduler's SIGTERM ends a run as Ctrl-C does. Only a main thread may say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    was_sigterm = False
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal was_sigterm
-        was_sigterm = True
-        raise KeyboardInterrupt  # the only kind that comes out of a waiting ray.get as it is
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        if was_sigterm:
-            raise Terminated from None
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)

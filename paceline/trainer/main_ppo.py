@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Callable
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -20,6 +19,7 @@ from omegaconf import DictConfig
 
 from paceline.command_line import errors_as_exit_codes, hydra_errors_as_ours, shown_without_our_frames
 from paceline.config import PPOConfig
+from paceline.config.derived import run_dir_of
 from paceline.config.describe import render_help
 from paceline.config.dialect.translation import notes_line, notes_text
 from paceline.config.load import Config, Reading, load_config, read_config
@@ -213,7 +213,7 @@ def run_ppo(config: Config, task_runner_class: type | None = None) -> None:
         logger.warning("%s", warning)
     sys.stdout.write(plan_text(cfg))
     sys.stdout.flush()
-    run_dir = Path(str(cfg.trainer.default_local_dir))
+    run_dir = run_dir_of(cfg.trainer)
     with running_ray(cfg) as session, live_view(run_dir, cfg.trainer.live_view), terminal_lines(run_dir / LOGS_FOLDER):
         run_with_restarts(task_runner_class or TaskRunner, session, with_device(cfg))
     if not cfg.trainer.val_only:
@@ -236,11 +236,6 @@ def look_ahead(cfg: PPOConfig, task_runner_class: type) -> None:
 
     if remark := crowded_cores(cfg):
         logger.warning("%s", remark)
-    if cfg.transfer_queue.enable:
-        logger.warning(
-            "transfer_queue.enable=True sets TRANSFER_QUEUE_ENABLE=1 for your own code and nothing else: batches go "
-            "through Ray's object store."
-        )
     if isinstance(task_runner_class, type) and issubclass(task_runner_class, TaskRunner):
         task_runner_class.look_ahead(cfg)
 

@@ -7,39 +7,31 @@ most of them for importing transformers, which is why this comes after the check
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import netrc
 import os
-import socket
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from paceline.config import AnyRunConfig, PPOConfig
-from paceline.config.load import is_local_path
-from paceline.config.path_checks import data_files, model_config
+from paceline.config.keys import is_known_key, value_of
+from paceline.config.path_checks import data_files
 from paceline.config.tables import table_head
 from paceline.errors import ConfigError, PacelineError
 from paceline.machine import num_cores
+from paceline.trainer.unloaded_models import config_of, hub_problems, max_positions, vocabulary_problems, whole_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from paceline.data.rl_dataset import RLHFDataset
 
-logger = logging.getLogger(__name__)
-
 SMALL = 5_000
 """Rows that are read as a whole."""
 SAMPLED = 2_000
 """Rows that are read of larger data, shared by its files."""
-HUB_SECONDS = 5.0
-"""How long the hub may take to answer."""
-_SCALED = ("linear", "dynamic", "yarn")
-"""Kinds of rotary scaling whose factor is not in max_position_embeddings."""
 
 
 def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
@@ -129,75 +121,12 @@ def _named_models(cfg: PPOConfig) -> dict[str, str]:
     return asked
 
 
-def hub_problems(asked: Mapping[str, str]) -> Iterator[str]:
-    """Of these keys and paths those that are no folder here and that the hub does not have, or can't be asked for."""
-    seen: set[str] = set()
-    for key, path in asked.items():
-        if not is_local_path(path) and path not in seen:
-            seen.add(path)
-            if (reason := hub_problem(path)) is not None:
-                yield (
-                    f"{key}={path}: there is no folder {Path(path).absolute()}, and as a hub id it can't be used: "
-                    f"{reason}. Set it to a folder of a Hugging Face model, or to a hub id that can be reached."
-                )
-
-
-def hub_problem(repository: str) -> str | None:
-    """Why a model of the hub can't be loaded; None if it is in the local cache, or the hub has it."""
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
-
-    try:
-        cached = [try_to_load_from_cache(repository, name) for name in ("config.json", "tokenizer_config.json")]
-    except HFValidationError as error:
-        return str(error).rstrip(".")
-    if any(isinstance(file, str) for file in cached):
-        return None
-    if constants.HF_HUB_OFFLINE:
-        return "it is not in the local cache, and HF_HUB_OFFLINE forbids to download it"
-    address = urlparse(constants.ENDPOINT)
-    if not any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        try:
-            socket.create_connection((str(address.hostname), address.port or 443), HUB_SECONDS).close()
-        except OSError as error:
-            return f"it is not in the local cache, and {address.hostname} can't be reached ({error})"
-    try:
-        get_hf_file_metadata(hf_hub_url(repository, "config.json"), timeout=HUB_SECONDS)
-    except GatedRepoError:
-        return "its owner must grant access: ask there, and set HF_TOKEN"
-    except RepositoryNotFoundError:
-        return f"{address.hostname} has no such model, or it is private and HF_TOKEN is not set"
-    except (HfHubHTTPError, OSError, ValueError):
-        return None  # loading it says more
-    return None
-
-
-def _whole_config(path: str) -> dict[str, Any]:
-    """config.json of a model; nothing if it can't be read here."""
-    if is_local_path(path):
-        return model_config(Path(path).expanduser())
-    from huggingface_hub import try_to_load_from_cache
-
-    cached = try_to_load_from_cache(path, "config.json")
-    try:
-        return dict(json.loads(Path(cached).read_text())) if isinstance(cached, str) else {}
-    except (OSError, ValueError):
-        return {}
-
-
-def config_of(path: str) -> dict[str, Any]:
-    """What config.json of a model says of its language model."""
-    content = _whole_config(path)
-    inner = content.get("text_config")
-    return {**content, **inner} if isinstance(inner, dict) else content
-
-
 def _image_problems(cfg: PPOConfig) -> Iterator[str]:
     """Models that read images, of whose kind transformers has none that reads text alone."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     for key, path in _models(cfg).items():
-        config = _whole_config(path)
+        config = whole_config(path)
         kind = config.get("model_type")
         if "vision_config" in config and kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
             yield (
@@ -210,30 +139,16 @@ def _position_problems(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     longest = data.max_prompt_length + data.max_response_length
     for key, path in _models(cfg).items():
-        limit = max_positions(config_of(path))
+        setting = f"{key.removesuffix('.path')}.max_position_embeddings"
+        can_be_set = is_known_key(setting)  # not of a teacher
+        otherwise = f", or set {setting}" if can_be_set else ""
+        limit = (value_of(cfg, setting) if can_be_set else None) or max_positions(config_of(path))
         if limit is not None and longest > limit:
             yield (
                 f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
                 f"{data.max_response_length} make {longest} tokens, but the model of {key} has {limit} positions "
-                "(max_position_embeddings in its config.json). Lower them."
+                f"(max_position_embeddings in its config.json). Lower them{otherwise}."
             )
-
-
-def max_positions(config: dict[str, Any]) -> int | None:
-    """The longest sequence that a model has positions for; None if it has no such limit.
-
-    >>> max_positions({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
-    16384
-    """
-    limit = config.get("max_position_embeddings", config.get("n_positions"))
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        return None
-    scaling = config.get("rope_scaling") or config.get("rope_parameters")
-    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) in _SCALED:
-        before, factor = scaling.get("original_max_position_embeddings") or limit, scaling.get("factor") or 1
-        if isinstance(before, int) and isinstance(factor, int | float):
-            return max(limit, int(before * factor))
-    return limit
 
 
 def _teacher_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[PacelineError]:
@@ -276,26 +191,6 @@ def _pupil_problems(cfg: PPOConfig, datasets: Mapping[str, RLHFDataset]) -> Iter
                 teacher_names(section, dataset.column(section.teacher_key))
             except PacelineError as error:
                 yield error
-
-
-def vocabulary_problems(
-    models: Mapping[str, str], tokenizer: PreTrainedTokenizerBase, largest: int, setting: str, where: str
-) -> Iterator[str]:
-    """A token that a model has no embedding for. Tokens that were added for other uses, such as images, may be.
-
-    `models` are paths by their keys; the tokenizer is that of `where`, which the key `setting` changes.
-    """
-    added = set(tokenizer.get_added_vocab().values())
-    own = max((number for number in tokenizer.get_vocab().values() if number not in added), default=-1)
-    special = [number for number in (tokenizer.pad_token_id, tokenizer.eos_token_id) if number is not None]
-    needed = max([own, largest, *special])
-    for key, path in models.items():
-        size = config_of(path).get("vocab_size")
-        if isinstance(size, int) and needed >= size:
-            yield (
-                f"{key}: the model has {size} embeddings (vocab_size), and the tokenizer of {where} has the token "
-                f"{needed}. Set {setting} to the tokenizer of this model."
-            )
 
 
 # --------------------------------------------------------------------------------------------- prompts and rewards

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psutil
 
-from paceline.config import AnyRunConfig, PPOConfig
+from paceline.config import AnyRunConfig
+from paceline.config.derived import run_dir_of
 from paceline.config.secrets import without_secrets
 from paceline.errors import ConfigError, WorkerError
 from paceline.log_file import LOG_FOLDER_VARIABLE
@@ -98,7 +98,7 @@ class RaySession:
             self.is_own = start_ray(self._cfg)
         self._is_open, self.is_lost = True, False
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """The options of the actor or task that drives the run.
 
         0 CPUs: it waits most of the time, and must not take a device's place. On this node: the loss of another one
@@ -331,14 +331,13 @@ def _guarded_start() -> Iterator[None]:
         started.set()
 
 
-def _runtime_env(cfg: AnyRunConfig, user: dict[str, Any] | None) -> dict[str, Any]:
+def _runtime_env(cfg: AnyRunConfig, user: dict[str, object] | None) -> dict[str, object]:
     """Ours and the user's, with what the processes of this run report."""
-    run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(Path(str(cfg.trainer.default_local_dir)) / LOGS_FOLDER)}
-    has_queue = isinstance(cfg, PPOConfig) and cfg.transfer_queue.enable
-    return merged_runtime_env(user, transfer_queue=has_queue, run=run)
+    run = {**launch_variables(), LOG_FOLDER_VARIABLE: str(run_dir_of(cfg.trainer) / LOGS_FOLDER)}
+    return merged_runtime_env(user, run=run)
 
 
-def _options_in_running_ray(cfg: AnyRunConfig) -> dict[str, Any]:
+def _options_in_running_ray(cfg: AnyRunConfig) -> dict[str, object]:
     """The options of the TaskRunner in a Ray that someone else started: only variables can still be set."""
     ray_init = dict(cfg.ray_kwargs.ray_init)
     runtime_env = _runtime_env(cfg, ray_init.pop("runtime_env", None))

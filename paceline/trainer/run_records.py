@@ -21,7 +21,7 @@ from paceline.redaction import redacted
 from paceline.report.environment import describe_environment
 from paceline.report.json_lines import plain
 from paceline.report.metrics import Timer, idle_metrics
-from paceline.report.status import State, StatusWriter
+from paceline.report.status import State, StatusWriter, deaths_before
 from paceline.report.timeline import TimelineWriter, merge_spans
 from paceline.report.trackers import Tracking
 from paceline.run_folder import CONFIG_FILE, ENVIRONMENT_FILE, STATUS_FILE, TIMELINE_FILE
@@ -100,6 +100,7 @@ class RunRecords:
             calls = {pool_of_role.get(role, role): method for role, method in running_calls().items()}
             return dict.fromkeys(self.pools, IDLE) | calls
 
+        deaths = deaths_before(run_dir, resumes=resume_step is not None)
         shown = without_secrets(to_dict(config))
         self._write_config(run_dir / CONFIG_FILE, OmegaConf.to_yaml(OmegaConf.create(shown)))
         self.tracking = Tracking(
@@ -114,7 +115,8 @@ class RunRecords:
         if trainer.prometheus_port is not None:
             from paceline.report.prometheus import PrometheusTracker
 
-            self.tracking.add(PrometheusTracker(trainer.prometheus_port, running, total_steps, step))
+            tracker = PrometheusTracker(trainer.prometheus_port, running, more, total_steps, step, deaths)
+            self.tracking.add(tracker)
         self._spans: SpanExport | None = None
         if trainer.otlp_endpoint is not None:
             from paceline.report.spans import SpanExport
@@ -128,7 +130,7 @@ class RunRecords:
         self._last_collected = time.monotonic()
         self.at_phase = ""
         """What the driver itself is at."""
-        self._status = StatusWriter(run_dir / STATUS_FILE, running, total_steps, first_step=step, more=more)
+        self._status = StatusWriter(run_dir / STATUS_FILE, running, total_steps, step, more, deaths)
         self.begin_step(step)
 
     @staticmethod

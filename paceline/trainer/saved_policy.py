@@ -158,12 +158,13 @@ class SavedPolicy:
         requests, labels = make_requests(prompts, n=n, seed=seed, purpose="rollout", step=0, first_row=first_row)
         assert requests.batch is not None
         if self._engine is None:
-            self._engine = self._start_engine()
+            self._engine = self.start_engine(self._longest_read)
         seeds = requests.batch["seeds"].tolist()
         completions = self._engine.generate(prompt_token_lists(requests), self.sampling, seeds)
         return labels.union(to_batch(requests, completions, self.sampling.max_tokens, self.tokenizer.pad_token_id))
 
-    def _start_engine(self) -> RolloutEngine:
+    def start_engine(self, longest_prompt: int) -> RolloutEngine:
+        """The rollout engine with these weights, for prompts of up to so many tokens."""
         config, device = self.origin.config, detect_device()
         model = replace(config.actor_rollout_ref.model, path=self.origin.model)
         return get_rollout(self.engine_name).from_spec(
@@ -171,7 +172,7 @@ class SavedPolicy:
                 model=model,
                 module=lambda: _read(config, model).to(device),  # type: ignore[arg-type]  # its decorator hides its arguments
                 config=replace(config.actor_rollout_ref.rollout, load_format="auto"),
-                max_prompt_length=self._longest_read,
+                max_prompt_length=longest_prompt,
                 max_response_length=self.sampling.max_tokens,
                 eos_token_ids=frozenset({self.tokenizer.eos_token_id} - {None}),
                 pad_token_id=self.tokenizer.pad_token_id,

@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from paceline.command_line import errors_as_exit_codes, hydra_errors_as_ours, shown_without_our_frames
 from paceline.config import SupervisedConfig
-from paceline.config.derived import num_devices, with_backend
+from paceline.config.derived import num_devices, run_dir_of, with_backend
 from paceline.config.describe import render_help
 from paceline.config.load import SupervisedSource, read_config_of
 from paceline.config.overrides import check_overrides
@@ -80,7 +80,7 @@ def run_supervised(config: SupervisedSource, runner: type[SupervisedRunner]) -> 
 
     from paceline.report.live import closing_text, live_view
 
-    run_dir = Path(str(cfg.trainer.default_local_dir))
+    run_dir = run_dir_of(cfg.trainer)
     sys.stdout.write(plan_of(cfg))
     sys.stdout.flush()
     if cfg.trainer.dry_run:
@@ -109,16 +109,8 @@ def plan_of(cfg: SupervisedConfig) -> str:
 
 def look_at_texts(cfg: SupervisedConfig) -> None:
     """Raise what is wrong with the model and the texts before Ray starts; all problems together."""
-    from paceline.trainer.preflight import (
-        config_of,
-        crowded_cores,
-        hub_problems,
-        login_problems,
-        max_positions,
-        quiet_reading,
-        together,
-        vocabulary_problems,
-    )
+    from paceline.trainer.preflight import crowded_cores, login_problems, quiet_reading, together
+    from paceline.trainer.unloaded_models import config_of, hub_problems, max_positions, vocabulary_problems
 
     if remark := crowded_cores(cfg):
         logger.warning("%s", remark)
@@ -128,12 +120,12 @@ def look_at_texts(cfg: SupervisedConfig) -> None:
     problems: list[PacelineError] = [ConfigError(text) for text in [*login_problems(cfg), *hub_problems(asked)]]
     if problems:  # without the model there is no tokenizer
         raise together(problems)
-    limit = max_positions(config_of(str(model.path)))
+    limit = model.max_position_embeddings or max_positions(config_of(str(model.path)))
     if limit is not None and cfg.data.max_length > limit:
         problems.append(
             ConfigError(
                 f"data.max_length={cfg.data.max_length}, but the model of model.path has {limit} positions "
-                "(max_position_embeddings in its config.json). Lower it."
+                "(max_position_embeddings in its config.json). Lower it, or set model.max_position_embeddings."
             )
         )
     try:

@@ -8,21 +8,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from paceline.config import SupervisedConfig
-from paceline.config.derived import GLOBAL_POOL, num_devices
+from paceline.config.derived import GLOBAL_POOL, num_devices, run_dir_of
 from paceline.data.changes import DataFiles
 from paceline.data.loader import PromptLoader
 from paceline.data.text_rows import TextRows
 from paceline.errors import ResourceError
 from paceline.files import readable_storage_errors, replacing_folder
 from paceline.protocol import DataProto, DataProtoFuture
-from paceline.run_folder import CHECKPOINTS_FOLDER, METRICS_FILE, MODEL_FOLDER, STOP_FILE, VALIDATION_FOLDER
+from paceline.run_folder import CHECKPOINTS_FOLDER, MODEL_FOLDER, records_folder
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import (
     RayClassWithInitArgs,
@@ -37,6 +36,7 @@ from paceline.trainer.ppo.ray_trainer import SAVE_SECONDS
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role, role_name
 from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.saving import Checkpoints
+from paceline.trainer.progress import RunProgress
 from paceline.trainer.run_records import RunRecords
 from paceline.workers.role_worker import RunContext
 
@@ -75,17 +75,13 @@ class SupervisedTrainer:
         if data.val_files:
             held_out = objective.rows(data.val_files, tokenizer, data, data.val_max_samples)
             self.val_loader = _loader(held_out, data.val_batch_size, seed, shuffle=False, drop_last=False)
-        self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * len(self.loader)
-        self.global_step = 0
-        self.run_dir = Path(str(trainer.default_local_dir))
-        # val_only on a run that has records leaves them as they are; that run may be going on.
-        peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
-        self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
+        self.run_dir = run_dir_of(trainer)
+        self.records_dir = records_folder(self.run_dir, only_looks=trainer.val_only)
+        last_step = trainer.total_training_steps or trainer.total_epochs * len(self.loader)
+        self.progress = RunProgress(self.run_dir, last_step)
         nodes = [trainer.n_gpus_per_node] * trainer.nnodes
         self.pools = ResourcePoolManager({GLOBAL_POOL: nodes}, {Role.Actor: GLOBAL_POOL})
         self._processes: RayWorkerGroup | None = None
-        self._stop_file = self.run_dir / STOP_FILE
-        self._stopping = False
 
     def init_workers(self) -> None:
         """Start a process for each device, and load the model; if that fails, nothing is left behind."""
@@ -123,7 +119,7 @@ class SupervisedTrainer:
         run = RunContext(
             seed=trainer.seed,
             device=device,
-            total_optimizer_steps=self.total_training_steps,
+            total_optimizer_steps=self.progress.last_step,
             max_prompt_length=self.cfg.data.max_length,
             max_response_length=self.cfg.data.max_length,
             skip_nonfinite=trainer.on_nonfinite == "skip",
@@ -162,20 +158,15 @@ class SupervisedTrainer:
             ending.enter_context(run_lock(self.records_dir))
             resumed = self.checkpoints.resume()
             if resumed is not None:
-                self.global_step = resumed.step
-                logger.info("resumed from %s at step %d of %d", resumed.folder, resumed.step, self.total_training_steps)
-                if resumed.step >= self.total_training_steps:
-                    logger.warning(
-                        "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
-                    )
+                self.progress.go_on_from(resumed.folder, resumed.step)
             continues = resumed is not None and resumed.is_own and not trainer.val_only
             role = role_name(Role.Actor)
             self.log = RunRecords(
                 self.records_dir,
                 self.cfg,
-                resume_step=self.global_step if continues else None,
-                step=self.global_step,
-                total_steps=self.total_training_steps,
+                resume_step=self.progress.step if continues else None,
+                step=self.progress.step,
+                total_steps=self.progress.last_step,
                 pools=[GLOBAL_POOL],
                 pool_of_role={role: GLOBAL_POOL},
                 drain_call_records=self.group_cls.drain_call_records,
@@ -184,23 +175,23 @@ class SupervisedTrainer:
             with closing(self.log):
                 try:
                     if self.val_loader is not None and (
-                        trainer.val_only or (trainer.val_before_train and self.global_step == 0)
+                        trainer.val_only or (trainer.val_before_train and self.progress.step == 0)
                     ):
                         self.log.write_validation(self.validate())
                     yield
-                    if not trainer.val_only and not self._stopping:
+                    if not trainer.val_only and not self.progress.is_stopping:
                         self._write_model()
                 except Exception as error:
                     self._save_what_is_complete()
                     self.log.end("failed", error)
                     raise
-                self.log.end("stopped" if self._stopping else "finished")
+                self.log.end(self.progress.end)
 
     def batches(self) -> Iterator[DataProto]:
         """The rows of each step that is left."""
-        while not (self._is_last or self.cfg.trainer.val_only):
-            self.global_step += 1
-            self.log.begin_step(self.global_step)
+        while not (self.progress.is_last or self.cfg.trainer.val_only):
+            self.progress.step += 1
+            self.log.begin_step(self.progress.step)
             yield DataProto.from_single_dict(next(iter(self.loader)))
 
     def update(self, batch: DataProto) -> DataProtoFuture:
@@ -217,28 +208,25 @@ class SupervisedTrainer:
 
     def end(self, batch: DataProto, update: DataProtoFuture) -> None:
         """Wait for the step; validate and save what is due; write its line."""
-        step, trainer = self.global_step, self.cfg.trainer
+        step, trainer = self.progress.step, self.cfg.trainer
         metrics = dict(update.get()[0])
         self._finish_checkpoint()
-        if self.val_loader is not None and self._is_due(trainer.test_freq):
+        if self.val_loader is not None and self.progress.is_due(trainer.test_freq):
             metrics |= self.validate()
-        self._stopping = self._stop_file.exists()
-        if self._stopping:
-            logger.warning("ending after step %d, as the file %s asks", step, self._stop_file)
-            self._stop_file.unlink()
+        stops = self.progress.look_for_stop()
         self._write_line(batch, metrics)
-        if self._is_due(trainer.save_freq) or self._stopping:
+        if stops or self.progress.is_due(trainer.save_freq):
             with self.log.phase("save_checkpoint"):
                 self.checkpoints.begin(step)
-        if self._is_last:
+        if self.progress.is_last:
             self._finish_checkpoint()
 
     def _write_line(self, batch: DataProto, metrics: dict[str, float]) -> None:
-        seconds, idle = self.log.step_seconds(self.global_step)
+        seconds, idle = self.log.step_seconds(self.progress.step)
         assert batch.batch is not None
         tokens = float(batch.batch["attention_mask"].sum())
         counts = {
-            "training/global_step": self.global_step,
+            "training/global_step": self.progress.step,
             "training/epoch": self.loader.state_dict()["epoch"],
             "train/rows": len(batch),
             "train/trained_tokens": float(batch.batch["response_mask"].sum()),
@@ -247,7 +235,7 @@ class SupervisedTrainer:
             "perf/throughput": tokens / (seconds["step"] * num_devices(self.cfg)),
         }
         timings = {f"timing_s/{name}": value for name, value in seconds.items()}
-        self.log.write_line(self.global_step, {**metrics, **counts, **timings, **idle})
+        self.log.write_line(self.progress.step, {**metrics, **counts, **timings, **idle})
 
     def validate(self) -> dict[str, float]:
         """Metrics of the held-out rows, of the model as it is now."""
@@ -281,18 +269,6 @@ class SupervisedTrainer:
                 self._finish_checkpoint()
         except Exception as error:
             logger.warning("the last checkpoint is not saved: %s", error)
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether no step follows: the run is complete, or was asked to end here."""
-        return self._stopping or self.global_step >= self.total_training_steps
-
-    def _is_due(self, every: int | None) -> bool:
-        """Every so many steps, and at the end; None is only at the end, -1 never."""
-        if every == -1:
-            return False
-        at_end = self.global_step >= self.total_training_steps
-        return at_end or (every is not None and self.global_step % every == 0)
 
 
 def _loader(rows: TextRows[Any], batch_size: int, seed: int, *, shuffle: bool, drop_last: bool) -> PromptLoader:

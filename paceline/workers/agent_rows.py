@@ -10,14 +10,19 @@ import torch
 from paceline.agents.runner import Ended
 from paceline.protocol import DataProto
 
+CHAT = "conversation_chat"
 
-def rows_to_batch(ended: Sequence[Ended], prompt_length: int, response_length: int, pad_token_id: int) -> DataProto:
+
+def rows_to_batch(
+    ended: Sequence[Ended], prompt_length: int, response_length: int, pad_token_id: int, *, with_chats: bool = False
+) -> DataProto:
     """The rows of conversations, those of one after another.
 
     The columns are those of `paceline.rollout.postprocess.to_batch`, with a response mask that is 1 on the model's
     tokens alone while the attention mask covers observations too. Besides there are `turn_scores` (batch, response),
     what turns earned; `conversation` (batch,), the place of the row's conversation in the step; and
-    `conversation_info`, a dict: ended_by, num_turns, turn_rewards, problem, and what loops and tools counted.
+    `conversation_info`, a dict: ended_by, num_turns, turn_rewards, problem, and what loops and tools counted; and
+    `with_chats` the messages, as `CHAT`.
     """
     rows = [(one, row) for one in ended for row in one.rows]
     prompts = torch.full((len(rows), prompt_length), pad_token_id, dtype=torch.long)
@@ -40,6 +45,8 @@ def rows_to_batch(ended: Sequence[Ended], prompt_length: int, response_length: i
     attention_mask = torch.cat([prompt_mask, attended], dim=1)
     info = np.empty(len(rows), dtype=object)
     info[:] = [_info(one) for one, _ in rows]
+    chats = np.empty(len(rows), dtype=object)
+    chats[:] = [one.messages for one, _ in rows]
     return DataProto.from_dict(
         tensors={
             "prompts": prompts,
@@ -52,7 +59,7 @@ def rows_to_batch(ended: Sequence[Ended], prompt_length: int, response_length: i
             "turn_scores": scores,
             "conversation": torch.tensor([one.order for one, _ in rows], dtype=torch.long),
         },
-        non_tensors={"conversation_info": info},
+        non_tensors={"conversation_info": info, **({CHAT: chats} if with_chats else {})},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -41,8 +42,16 @@ class AgentWorker(Worker):
 
     leaves_inputs_alone = True
 
-    def __init__(self, rollout: RolloutConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self,
+        rollout: RolloutConfig,
+        data: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        with_chats: bool = False,
+    ) -> None:
         super().__init__()
+        self._with_chats = with_chats
         self._lengths = (data.max_prompt_length, data.max_response_length)
         self._pad_token_id = int(tokenizer.pad_token_id)
         self._runner = make_runner(rollout, data, tokenizer)
@@ -67,7 +76,10 @@ class AgentWorker(Worker):
         if problems:
             shown = "; ".join(dict.fromkeys(problems[:MOST_PROBLEMS]))
             logger.warning("%d of %d conversations failed and are left out: %s", len(problems), len(ended), shown)
-        return rows_to_batch(ended, *self._lengths, self._pad_token_id) if ended else None
+        return self._batch(ended) if ended else None
+
+    def _batch(self, ended: Sequence[Ended]) -> DataProto:
+        return rows_to_batch(ended, *self._lengths, self._pad_token_id, with_chats=self._with_chats)
 
 
 def make_runner(rollout: RolloutConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Runner:

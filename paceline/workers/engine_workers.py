@@ -196,14 +196,18 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:
-        """Log-probs of the responses under the policy as it is now, and what else `meta_info` asks for."""
+        """Log-probs of the responses under the policy as it is now, and what else `meta_info` asks for.
+
+        With `compared` the rollout's stand beside them.
+        """
         # An engine of a user's own need not know the word.
         asked = {"sum_pi_squared": True} if data.meta_info.get("sum_pi_squared") else {}
         sizes = self._log_prob_sizes(self.config.rollout)
         output = built(self.actor).infer_batch(data, temperature=self.config.rollout.temperature, **asked, **sizes)
-        return DataProto.from_dict(
-            tensors={"old_log_probs": output["log_probs"], **{name: output[name] for name in asked}}
-        )
+        columns = {"old_log_probs": output["log_probs"], **{name: output[name] for name in asked}}
+        if data.meta_info.get("compared"):
+            columns["rollout_log_probs"] = data.batch["rollout_log_probs"]
+        return DataProto.from_dict(tensors=columns)
 
     @role_method(Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:

@@ -49,8 +49,10 @@ class Mailbox:
     """Listens on one address of this machine, for those who have the key."""
 
     def __init__(self, host: str, key: str) -> None:
-        self._key = key
+        self.key = key
         self._inbox: queue.Queue[tuple[Peer, dict[str, Any]]] = queue.Queue()
+        self._early: list[tuple[Peer, dict[str, Any]]] = []
+        """Of sessions that have not begun: an agent may be done with one while others are not."""
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="mailbox", daemon=True).start()
@@ -81,7 +83,7 @@ class Mailbox:
         """Who it is, by the first line; raises for one that has not the key."""
         connection.settimeout(KEY_SECONDS)
         hello = json.loads(stream.readline(LONGEST_KEY_LINE))
-        if not hmac.compare_digest(str(hello.get("key")).encode(), self._key.encode()):
+        if not hmac.compare_digest(str(hello.get("key")).encode(), self.key.encode()):
             raise ValueError("the key is another")
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -96,7 +98,10 @@ class Mailbox:
         The first requests of all agents are admitted together, in the order of their conversations: so what is decoded
         together first does not depend on which agent was faster.
         """
-        serving = _Session(self._inbox, engine, sampling, session, num_agents)
+        early, self._early = self._early, []
+        for item in early:
+            self._inbox.put(item)
+        serving = _Session(self._inbox, self._early, engine, sampling, session, num_agents)
         try:
             serving.run()
         except BaseException as error:
@@ -111,18 +116,22 @@ class _Session:
     def __init__(
         self,
         inbox: queue.Queue[tuple[Peer, dict[str, Any]]],
+        early: list[tuple[Peer, dict[str, Any]]],
         engine: RolloutEngine,
         sampling: dict[str, Any],
         session: int,
         num_agents: int,
     ) -> None:
-        self._inbox, self._engine, self._sampling, self._session = inbox, engine, sampling, session
+        self._inbox, self._early = inbox, early
+        self._engine, self._sampling, self._session = engine, sampling, session
         self._not_done = set(range(num_agents))
         self._silent = set(range(num_agents))
         """Agents from which no word came yet."""
         self._first: list[tuple[int, Request]] = []
         self.peers: set[Peer] = set()
         self._peer_of: dict[str, Peer] = {}
+        self._watched: dict[str, tuple[Request, int]] = {}
+        """Requests whose tokens are sent as they come, and how many were sent."""
         self._is_admitted = False
 
     def run(self) -> None:
@@ -130,6 +139,8 @@ class _Session:
             self._take(block=True)
         self._engine.submit([request for _, request in sorted(self._first, key=lambda pair: pair[0])])
         self._is_admitted = True
+        for peer in self.peers:
+            peer.send({})  # it has begun
         while self._not_done:
             self._take(block=not self._engine.has_work)
             if self._engine.has_work:
@@ -150,8 +161,10 @@ class _Session:
             block = False
 
     def _act_on(self, peer: Peer, message: dict[str, Any]) -> None:
+        if peer.session > self._session:
+            self._early.append((peer, message))
         if peer.session != self._session:
-            return  # of one that has ended
+            return
         self.peers.add(peer)
         if message.get("done"):
             self._leave(peer)
@@ -162,12 +175,16 @@ class _Session:
 
     def _submit(self, peer: Peer, wanted: list[Wanted]) -> None:
         requests = [
-            Request(one.id, one.prompt_ids, SamplingParams(max_tokens=one.max_tokens, **self._sampling), one.seed)
+            Request(
+                one.id, one.prompt_ids, SamplingParams(one.max_tokens, **(one.sampling or self._sampling)), one.seed
+            )
             for one in wanted
         ]
         if known := [request.id for request in requests if request.id in self._peer_of]:
             raise PacelineError(f"agent {peer.agent} asked twice for {known[:10]}.")
         self._peer_of |= {one.id: peer for one in wanted}
+        pairs = zip(wanted, requests, strict=True)
+        self._watched |= {one.id: (request, 0) for one, request in pairs if one.is_watched}
         if not self._is_admitted:
             self._first += [(one.order, request) for one, request in zip(wanted, requests, strict=True)]
             self._silent.discard(peer.agent)
@@ -175,11 +192,19 @@ class _Session:
             self._engine.submit(requests)
 
     def _answer(self) -> None:
-        answers: dict[Peer, list[list[object]]] = {}
+        answers: dict[Peer, dict[str, list[list[object]]]] = {}
         for name, completion in self._engine.collect():
-            answers.setdefault(self._peer_of.pop(str(name)), []).append(_ended(str(name), completion))
-        for peer, ended in answers.items():
-            peer.send({"ended": ended})
+            self._watched.pop(str(name), None)
+            answer = answers.setdefault(self._peer_of.pop(str(name)), {})
+            answer.setdefault("ended", []).append(_ended(str(name), completion))
+        for name, (request, known) in self._watched.items():
+            sampled = self._engine.sampled_so_far(request)
+            if (count := len(sampled.token_ids)) > known:
+                self._watched[name] = (request, count)
+                answer = answers.setdefault(self._peer_of[name], {})
+                answer.setdefault("sampled", []).append([name, sampled.token_ids[known:], sampled.log_probs[known:]])
+        for peer, answer in answers.items():
+            peer.send(answer)
 
     def _leave(self, peer: Peer) -> None:
         """An agent that has said so, or that is gone, needs no more."""
@@ -195,6 +220,7 @@ class _Session:
             self._first = [pair for pair in self._first if pair[1].id not in names]
         for name in names:
             del self._peer_of[name]
+            self._watched.pop(name, None)
 
     def drop_all(self) -> None:
         """Nothing of a session outlives it. After an error the engine may have lost some already."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from tensordict import TensorDict
 from transformers import PreTrainedTokenizerBase
 
 from paceline.errors import DataError
 from paceline.protocol import DataProto
+from paceline.workers.agent_rows import CHAT
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +28,8 @@ class JudgedText:
 
     If policy and judge share tokens, the sampled tokens themselves. Else the text is tokenized again: a chat
     (`raw_prompt`) gets the response as the assistant's turn and goes through the judge's template; a prompt that is a
-    string is followed by the response. What has more than `max_length` tokens loses its beginning.
+    string is followed by the response; a conversation of several turns (`conversation_chat`) is whole already. What has
+    more than `max_length` tokens loses its beginning.
     """
 
     def __init__(
@@ -54,6 +58,8 @@ class JudgedText:
         return TensorDict(columns, batch_size=[len(tokens)])
 
     def _rewritten(self, data: DataProto) -> list[list[int]]:
+        if CHAT in data.non_tensor_batch:
+            return [self._tokens_of(self._without_special(chat)) for chat in data.non_tensor_batch[CHAT]]
         responses = self.policy.batch_decode(_valid(data, "responses", "response_mask"), skip_special_tokens=True)
         prompts = data.non_tensor_batch.get("raw_prompt")
         if prompts is None:
@@ -63,16 +69,38 @@ class JudgedText:
             )
         return [self._tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
 
+    def _without_special(self, chat: Any) -> Any:
+        """What the model said without the policy's special tokens, as a response is read."""
+        if isinstance(chat, str):
+            return _removed(chat, self.policy.all_special_tokens)
+        return [
+            {**message, "content": _removed(message["content"], self.policy.all_special_tokens)}
+            if message.get("role") == "assistant"
+            else message
+            for message in chat
+        ]
+
     def _tokens(self, prompt: Any, response: str) -> list[int]:
         if isinstance(prompt, str):
-            return self.judge(prompt + response)["input_ids"]
+            return self._tokens_of(prompt + response)
+        return self._tokens_of([*prompt, {"role": "assistant", "content": response}])
+
+    def _tokens_of(self, chat: Any) -> list[int]:
+        if isinstance(chat, str):
+            return self.judge(chat)["input_ids"]
         if self.judge.chat_template is None:
             raise DataError(
                 "Prompts are chats, and the reward model's tokenizer has no chat template. Set "
                 "reward_model.model.tokenizer_path to one that has, or give prompts as strings."
             )
-        chat = [*prompt, {"role": "assistant", "content": response}]
-        text = self.judge.apply_chat_template(chat, tokenize=False)
+        try:
+            text = self.judge.apply_chat_template(chat, tokenize=False)
+        except TemplateError as error:
+            roles = ", ".join(dict.fromkeys(str(message.get("role")) for message in chat))
+            raise DataError(
+                f"the reward model's chat template can't write a chat of {roles}: {error}. Set "
+                "reward_model.model.tokenizer_path to a tokenizer whose template can."
+            ) from error
         return self.judge(text, add_special_tokens=False)["input_ids"]  # the template wrote them
 
     def _cut(self, tokens: list[list[int]]) -> list[list[int]]:
@@ -90,3 +118,9 @@ class JudgedText:
 
 def _valid(data: DataProto, column: str, mask: str) -> list[list[int]]:
     return [row[keep.bool()].tolist() for row, keep in zip(data.batch[column], data.batch[mask], strict=True)]
+
+
+def _removed(text: str, parts: Sequence[str]) -> str:
+    for part in parts:
+        text = text.replace(part, "")
+    return text

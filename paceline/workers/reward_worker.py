@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sized
 
 import numpy as np
 import torch
@@ -52,12 +51,12 @@ class RewardWorker(Worker):
         return DataProto.from_dict(tensors={"token_level_scores": rewards}, non_tensors={EXTRA_INFO: rows})
 
 
-def _check(rewards: Any, info: Any, data: DataProto) -> None:
+def _check(rewards: object, info: Mapping[str, Sized], data: DataProto) -> None:
     """Raise RewardError unless the output of a user's reward function fits the batch."""
     wanted = tuple(data.batch["responses"].shape)
-    shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None
-    if shape != wanted:
-        found = f"a tensor {shape}" if shape is not None else f"a {type(rewards).__name__}"
+    if not isinstance(rewards, torch.Tensor) or tuple(rewards.shape) != wanted:
+        is_tensor = isinstance(rewards, torch.Tensor)
+        found = f"a tensor {tuple(rewards.shape)}" if is_tensor else f"a {type(rewards).__name__}"
         raise RewardError(f"the reward function gave {found} as `reward_tensor`; it must be a tensor {wanted}.")
     # An empty response has no token to reward, and is not trained on.
     mask = data.batch["response_mask"].bool()

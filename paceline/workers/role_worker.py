@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, Unpack, cast
 
 import numpy as np
@@ -35,6 +36,8 @@ from paceline.workers.sampling_thread import TURNS
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+RandomState = dict[str, Any]
+"""Of each generator by its name: python, numpy, torch, and the kind of accelerator."""
 Method = TypeVar("Method", bound=Callable[..., object])
 
 
@@ -187,7 +190,7 @@ class RoleWorker(Worker):
         return mean_metrics(steps, prefix) | counted | why
 
     @role_method(Dispatch.ONE_TO_ALL)
-    def describe_update(self) -> dict[str, Any]:
+    def describe_update(self) -> dict[str, object]:
         """What the last update did, for the flight recorder: metrics of each optimizer step, the weights' digest."""
         found = hashlib.blake2b(digest_size=16)
         for name, tensor in built(self.trained_engine).named_full_weights():
@@ -279,9 +282,9 @@ class RoleRng:
             _set_random_state(self._state)
 
 
-def _random_state() -> dict[str, Any]:
+def _random_state() -> RandomState:
     name, keys, position, has_gauss, cached = cast(tuple[str, np.ndarray, int, int, float], np.random.get_state())
-    state: dict[str, Any] = {
+    state: RandomState = {
         "python": random.getstate(),
         "numpy": (name, keys.tolist(), position, has_gauss, cached),
         "torch": torch.get_rng_state(),
@@ -291,14 +294,14 @@ def _random_state() -> dict[str, Any]:
     return state
 
 
-def _accelerators() -> Iterator[tuple[str, Any]]:
+def _accelerators() -> Iterator[tuple[str, ModuleType]]:
     """Kind and torch's module of this process's accelerator, if it has one: cuda, npu or any other."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
         yield accelerator.type, torch.get_device_module(accelerator)
 
 
-def _set_random_state(state: dict[str, Any]) -> None:
+def _set_random_state(state: RandomState) -> None:
     version, keys, gauss = state["python"]
     random.setstate((version, tuple(keys), gauss))
     name, numpy_keys, position, has_gauss, cached = state["numpy"]

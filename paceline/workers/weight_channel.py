@@ -25,6 +25,8 @@ ALIGNMENT = 16
 """Bytes. A tensor begins at a multiple of it, so that it can be read in place whatever its dtype."""
 MEETING_SECONDS = 300.0
 """How long the processes of a channel may take to meet."""
+TensorPlace = tuple[str, str, list[int], int]
+"""What lies in a bucket, and where: name, dtype, shape, first byte."""
 
 
 @dataclass(frozen=True)
@@ -124,15 +126,15 @@ class WeightChannel:
 
 def packed(
     named_tensors: Iterable[tuple[str, Tensor]], bucket_bytes: int, device: str = "cpu"
-) -> Iterator[tuple[list[list[Any]], Tensor]]:
-    """Copies of the tensors in buckets, each with its contents: [name, dtype, shape, first byte] of every tensor.
+) -> Iterator[tuple[list[TensorPlace], Tensor]]:
+    """Copies of the tensors in buckets, each with what is in them.
 
     Two buckets take turns: the memory of one is written to again when the one after it was taken.
 
     >>> [contents for contents, _ in packed([("a", torch.zeros(2)), ("b", torch.zeros(3, 1))], bucket_bytes=64)]
-    [[['a', 'float32', [2], 0], ['b', 'float32', [3, 1], 16]]]
+    [[('a', 'float32', [2], 0), ('b', 'float32', [3, 1], 16)]]
     """
-    contents: list[list[Any]] = []
+    contents: list[TensorPlace] = []
     bucket, other = (torch.empty(0, dtype=torch.uint8, device=device) for _ in range(2))
     end = 0
     for name, tensor in named_tensors:
@@ -147,12 +149,12 @@ def packed(
                 bucket = torch.empty(max(bucket_bytes, tensor.nbytes), dtype=torch.uint8, device=device)
         end = start + tensor.nbytes
         _read(bucket, start, tensor.dtype, tensor.shape).copy_(tensor)
-        contents.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start])
+        contents.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), start))
     if contents:
         yield contents, bucket[:end]
 
 
-def unpacked(contents: list[list[Any]], read_bytes: Callable[[int], Tensor]) -> Iterator[tuple[str, Tensor]]:
+def unpacked(contents: list[TensorPlace], read_bytes: Callable[[int], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a bucket, in its memory. `read_bytes(count)` gives the bucket."""
     _, dtype, shape, start = contents[-1]
     bucket = read_bytes(start + torch.Size(shape).numel() * getattr(torch, dtype).itemsize)

@@ -48,7 +48,8 @@ class ChatterLoop(AgentLoop):
         if request.row.get("breaks"):
             await generate(conversation)
             raise ValueError("broken on purpose")
-        while await generate(conversation) and generator.random() < 0.8:
+        while (turn := await generate(conversation)) and generator.random() < 0.8:
+            conversation.reward(len(turn.text))
             await asyncio.sleep(self.seconds)
             text = "".join(generator.choices("abc #", k=generator.randint(0, 6)))
             if not conversation.observe([{"role": "user", "content": text}]):
@@ -162,15 +163,65 @@ def test_what_trains_has_the_log_probs_that_the_model_gives_it_there(
 
 
 def test_conversations_do_not_depend_on_the_number_of_agents(model: PreTrainedModel, loops: AgentConfig) -> None:
+    """Tokens and rewards not at all; log-probs by their last bits, as other turns are decoded together."""
     template = chat_template("forgets")
     found = []
-    for num_agents in (1, 3):
+    for num_agents in (1, 2, 3):
         with serving(model, num_agents) as (engines, _):
             jobs = make_jobs(template, 20)
             shares = [(runner(loops, template), jobs[agent::num_agents]) for agent in range(num_agents)]
-            found.append(have(engines, shares))
-    one, three = ([[row.response_ids for row in item.rows] for item in ended] for ended in found)
-    assert one == three
+            found.append([row for one in have(engines, shares) for row in one.rows])
+    one, *others = found
+    for rows in others:
+        for name in ("prompt_ids", "response_ids", "mask", "rewards"):
+            assert [getattr(row, name) for row in rows] == [getattr(row, name) for row in one]
+        for row, same in zip(rows, one, strict=True):
+            assert row.log_probs == pytest.approx(same.log_probs, abs=1e-5)
+    assert sum(sum(row.rewards) for row in one) > 0
+
+
+def test_an_agent_may_begin_the_next_step_while_another_is_at_this_one(
+    model: PreTrainedModel, loops: AgentConfig
+) -> None:
+    template = chat_template("blocks")
+    mailbox, engine = Mailbox("127.0.0.1", KEY), NativeRollout(model, {EOS}, 0, max_num_seqs=64)
+    engines, jobs = Engines((mailbox.address,), KEY), make_jobs(template, 4)
+
+    def serve() -> None:
+        for session in (1, 2):
+            mailbox.serve(engine, SAMPLING, session, 2)
+
+    async def linked(session: int, agent: int) -> EngineLink:
+        link = EngineLink(session, agent)
+        await link.connect(engines)
+        return link
+
+    async def both() -> list[list[Ended]]:
+        is_ahead = asyncio.Event()
+
+        async def quick() -> list[Ended]:
+            await runner(loops, template).run(jobs[:2], await linked(1, 0))
+            second = asyncio.create_task(runner(loops, template).run(jobs[:2], await linked(2, 0)))
+            await asyncio.sleep(0.2)
+            is_ahead.set()
+            return await second
+
+        async def slow() -> list[Ended]:
+            first = await linked(1, 1)
+            first.begin()
+            await is_ahead.wait()
+            await first.close()
+            return await runner(loops, template).run(jobs[2:], await linked(2, 1))
+
+        async with asyncio.timeout(60):
+            return await asyncio.gather(quick(), slow())
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    ended = asyncio.run(both())
+    thread.join(30)
+    mailbox.close()
+    assert [one.problem for part in ended for one in part] == [""] * 4
 
 
 def test_a_conversation_that_breaks_costs_no_other_one(model: PreTrainedModel, loops: AgentConfig) -> None:

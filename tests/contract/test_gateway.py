@@ -12,7 +12,8 @@ import pytest
 
 from paceline.agents.conversation import Conversation, Sampled, Turn
 from paceline.agents.gateway import ProgramLoop
-from paceline.agents.loops import AgentRequest
+from paceline.agents.link import Watch
+from paceline.agents.loops import AgentRequest, Choices
 from paceline.agents.runner import Ended
 from paceline.config import AgentConfig
 from paceline.errors import PacelineError
@@ -51,11 +52,21 @@ def scripted(loop: ProgramLoop, *turns: str) -> Conversation:
     """A conversation in which the model says these."""
     said = iter(turns)
 
-    async def generate(conversation: Conversation, max_tokens: int | None = None) -> Turn | None:
+    def sampled(watch: Watch | None, max_tokens: int | None) -> Sampled:
+        ids = [*CONTEXT.template.encode(next(said)), 1][: max_tokens or 99]
+        count = len(ids) - (ids[-1] == 1)
+        for place, token in enumerate(ids[:count]):
+            if watch is not None and watch(token, -0.25):
+                return Sampled(ids[: place + 1], [-0.25] * (place + 1), False, is_stopped=True)
+        return Sampled(ids, [-0.25] * len(ids), ids[-1] == 1)
+
+    async def generate(
+        conversation: Conversation, max_tokens: int | None = None, choices: Choices | None = None
+    ) -> Turn | None:
         if not conversation.room:
             return None
-        ids = [*CONTEXT.template.encode(next(said)), 1][: max_tokens or 99]
-        return conversation.add_turn(Sampled(ids, [-0.25] * len(ids), ids[-1] == 1))
+        found = [sampled(watch, max_tokens) for watch in (choices or Choices()).watches]
+        return conversation.add_turn(*found) if len(found) == 1 else conversation.add_choices(found)[-1]
 
     chat = [{"role": "user", "content": "row's"}]
     prompt_ids = CONTEXT.template.encode(CONTEXT.template.render(chat))
@@ -102,7 +113,7 @@ assert said == "it is 5", said
 done = client.completions.create(model="any", prompt="once", max_tokens=3, logprobs=1)
 assert (done.choices[0].text, done.choices[0].finish_reason) == ("upo", "length")
 assert done.choices[0].logprobs.token_logprobs == [-0.25] * 3
-for wrong in ({"n": 2}, {"stop": ["x"]}):
+for wrong in ({"response_format": {"type": "json_object"}}, {"top_logprobs": 3, "logprobs": True}):
     try:
         client.chat.completions.create(model="any", messages=messages, **wrong)
     except BadRequestError as error:

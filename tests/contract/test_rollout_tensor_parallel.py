@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,30 @@ pytestmark = [
 
 PROMPTS = random_prompts(12)
 QUERIES = "model.layers.0.self_attn.q_proj.weight"
+ADAPTED = [
+    f"base_model.model.model.layers.0.{layer}.lora_{letter}.weight"
+    for layer in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj")
+    for letter in "AB"
+]
 SHARES = [slice(0, 7), slice(7, 12)]
 """Of two ranks: uneven, as the rows of a batch may be."""
 GREEDY = SamplingParams(24, do_sample=False)
 SAMPLED = SamplingParams(20, temperature=1.2, top_p=0.9)
 
 
-def start_shared_vllm(folder: Path) -> RolloutEngine:
+def start_shared_vllm(model: PolicyModelConfig) -> RolloutEngine:
     from paceline.rollout.vllm import VllmRollout
+
+    asked = {"block_size": 32} | ({"enable_lora": True} if model.lora_rank else {})
 
     config = RolloutConfig(
         name="vllm",
         tensor_model_parallel_size=2,
         max_num_seqs=5,
-        engine_kwargs=EngineKwargsConfig(vllm={"block_size": 32}),
+        engine_kwargs=EngineKwargsConfig(vllm=asked),
     )
     spec = RolloutSpec(
-        model=PolicyModelConfig(path=str(folder)),
+        model=model,
         module=lambda: pytest.fail("vLLM has its own model"),
         config=config,
         max_prompt_length=32,
@@ -64,13 +72,17 @@ def start_shared_vllm(folder: Path) -> RolloutEngine:
     return VllmRollout.from_spec(spec)
 
 
-def run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
-    """Write what this rank got to <rank>.pt."""
+def join_ranks(rank: int, num_ranks: int, port: int) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(num_ranks), "VLLM_LOGGING_LEVEL": "ERROR"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    engine = start_shared_vllm(folder / "model")
+
+
+def run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
+    """Write what this rank got to <rank>.pt."""
+    join_ranks(rank, num_ranks, port)
+    engine = start_shared_vllm(PolicyModelConfig(path=str(folder / "model")))
     share = SHARES[rank % 2] if num_ranks == 2 else slice(3 * rank, 3 * rank + 3)
     prompts, seeds = PROMPTS[share], list(range(12))[share]
     found: dict[str, Any] = {"rank": os.environ["RANK"], "local_rank": os.environ.get("LOCAL_RANK")}
@@ -102,11 +114,29 @@ def run_rank(rank: int, num_ranks: int, port: int, folder: Path) -> None:
     dist.barrier()
 
 
-def run_ranks(num_ranks: int, folder: Path) -> list[dict[str, Any]]:
+def run_rank_with_adapter(rank: int, num_ranks: int, port: int, folder: Path) -> None:
+    """The same, of an adapter that comes whole to each rank."""
+    join_ranks(rank, num_ranks, port)
+    engine = start_shared_vllm(PolicyModelConfig(path=str(folder / "model"), lora_rank=3, lora_alpha=7))
+    adapter: dict[str, torch.Tensor] = torch.load(folder / "adapter.pt")
+    found: dict[str, Any] = {"compared": set(engine.held_weights()) == set(adapter)}
+    for name in ADAPTED:
+        proof = WeightProof(engine.held_weights())
+        spoilt = adapter if rank == 0 else {**adapter, name: adapter[name].flip(0, 1)}
+        engine.update_weights((name, spoilt[name]) for name, _ in proof.noted(adapter.items()))
+        found[name] = proof.differing()
+    proof = WeightProof(engine.held_weights())
+    engine.update_weights(proof.noted(adapter.items()))
+    found["differing afterwards"] = proof.differing()
+    torch.save(found, folder / f"{rank}.pt")
+    dist.barrier()
+
+
+def run_ranks(num_ranks: int, folder: Path, run: Callable[..., None] = run_rank) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    mp.spawn(run_rank, (num_ranks, port, folder), nprocs=num_ranks)
+    mp.spawn(run, (num_ranks, port, folder), nprocs=num_ranks)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(num_ranks)]
 
 
@@ -182,3 +212,22 @@ def test_four_ranks_are_two_engines(ranks, folder: Path) -> None:
     four = run_ranks(4, folder / "four")
     for name in ("greedy", "sampled"):
         assert tokens_of(of_all(four, name)) == tokens_of(of_all(ranks, name))
+
+
+def test_each_rank_compares_its_share_of_an_adapter(folder: Path, reference: PreTrainedModel, tmp_path: Path) -> None:
+    from paceline.rollout.vllm_adapter import adapted_layers
+
+    dice = torch.Generator().manual_seed(0)
+    adapter = {}
+    for layer in adapted_layers(reference, "all-linear"):
+        outputs, inputs = reference.get_submodule(layer).weight.shape
+        for letter, shape in (("A", (3, inputs)), ("B", (outputs, 3))):
+            adapter[f"base_model.model.{layer}.lora_{letter}.weight"] = torch.randn(shape, generator=dice)
+    (tmp_path / "model").symlink_to(folder / "model")
+    torch.save(adapter, tmp_path / "adapter.pt")
+    first, second = run_ranks(2, tmp_path, run_rank_with_adapter)
+    assert first["compared"]
+    for name in ADAPTED:
+        assert first[name] == []
+        assert second[name] == [name]
+    assert first["differing afterwards"] == second["differing afterwards"] == []

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.in_process import train_in_process
+from paceline.trainer.ppo.conversations import join_labels, last_rows
+from paceline.trainer.ppo.scoring import grader_fields
+from tests.in_process import build_in_process, train_in_process
+from tests.learn.test_reward_model import scores_by_transformers
+from tests.learn.test_schedules import pipelined
+from tests.mixed import make_reward_model
 from tests.runs import base_config, make_material, read_metrics, results
 from tests.unit.agents.chats import FORGETS, tokenizer_with
 
 ROLLOUT = "actor_rollout_ref__rollout__"
+NAMES_OF_AGENTS = ("agent/", "val-aux/agent/")
 DIGITS = '''
 from paceline.agents import Environment
 
@@ -66,9 +73,83 @@ def test_single_turns_through_agents_are_the_same_run(material: Path, tmp_path: 
     train_in_process(base_config(material, tmp_path / "without", trainer__test_freq=2))
     through_agents = {f"{ROLLOUT}multi_turn__enable": True, "trainer__test_freq": 2}
     train_in_process(base_config(material, tmp_path / "with", **through_agents))
-    names_of_agents = ("agent/", "val-aux/agent/")
-    assert results(tmp_path / "with", *names_of_agents) == results(tmp_path / "without")
+    assert results(tmp_path / "with", *NAMES_OF_AGENTS) == results(tmp_path / "without")
     assert read_metrics(tmp_path / "with")[2]["agent/num_turns/max"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_single_turns_through_agents_are_the_same_pipelined_run(
+    material: Path, tmp_path: Path, max_staleness: int
+) -> None:
+    ahead = {**pipelined(max_staleness), "trainer__test_freq": 2}
+    train_in_process(base_config(material, tmp_path / "without", **ahead))
+    train_in_process(base_config(material, tmp_path / "with", **{f"{ROLLOUT}multi_turn__enable": True}, **ahead))
+    found = results(tmp_path / "with", *NAMES_OF_AGENTS)
+    assert found == results(tmp_path / "without")
+    assert [line.get("training/staleness/max", 0) for line in found[1:]] == [0, *[max_staleness] * 3]
+
+
+@pytest.mark.slow
+def test_conversations_ahead_of_their_step_come_through_a_checkpoint(material: Path, tmp_path: Path) -> None:
+    run = {**pipelined(1), "trainer__total_training_steps": 3, "trainer__save_freq": 1}
+    train_in_process(games(material, tmp_path / "whole", **run))
+    folder = tmp_path / "whole" / "checkpoints" / "global_step_1"
+    assert (folder / "rollouts" / "step_2.responses.safetensors").exists()
+    path = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": str(folder)}
+    train_in_process(games(material, tmp_path / "resumed", **run, **path))
+    whole, resumed = (
+        next(line for line in results(tmp_path / name) if line["step"] == 2) for name in ("whole", "resumed")
+    )
+    assert resumed == whole  # sampled once, and trained as it was
+    assert resumed["training/staleness/max"] == 1
+    assert resumed["agent/rows"] > 8
+
+
+def judged(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
+    """A run whose reward model reads conversations in a template of its own."""
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    settings: dict[str, Any] = {
+        "reward_model__enable": True,
+        "reward_model__model__path": str(make_reward_model(run_dir / "judge", material / "model", template)),
+        "reward_model__weights": {"openai/gsm8k": {"rule": 1.0, "model": 1.0}},
+    }
+    return settings | changes
+
+
+def test_a_reward_model_reads_whole_conversations(material: Path, tmp_path: Path) -> None:
+    own = judged(material, tmp_path)
+    trainer = build_in_process(games(material, tmp_path, **own, **{f"{ROLLOUT}agent__rewards": "end"}))
+    requests, labels, _ = trainer.draw_requests("training", step=0)
+    batch = join_labels(labels, trainer.generate(requests, labels=labels).get())
+    graded = trainer.grade(batch).get()
+    fields, last = grader_fields(graded), last_rows(batch)
+    assert len(batch) > len(last) == 8
+    chats = batch.non_tensor_batch["conversation_chat"]
+    assert max(len(chat) for chat in chats) >= 5
+    special = re.compile("|".join(map(re.escape, trainer.tokenizer.all_special_tokens)))
+    texts = ["".join(f"<{item['role']}>{special.sub('', item['content'])}\n" for item in chats[row]) for row in last]
+    failed = [batch.non_tensor_batch["conversation_info"][row]["ended_by"] == "error" for row in last]
+    expected = scores_by_transformers(tmp_path / "judge", texts)
+    for place, row in enumerate(last):
+        if not failed[place]:
+            assert fields["model_score"][row] == pytest.approx(expected[place], rel=1e-4)
+    totals = graded.batch["token_level_scores"].sum(dim=-1)
+    whose = batch.batch["conversation"]
+    assert all(totals[row] == totals[whose == whose[row]][-1] for row in range(len(batch)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", [{}, {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}])
+def test_a_reward_model_scores_single_turns_through_agents_as_without(
+    material: Path, tmp_path: Path, placement: dict[str, Any]
+) -> None:
+    for name, agents in (("without", {}), ("with", {f"{ROLLOUT}multi_turn__enable": True})):
+        own = judged(material, tmp_path / name, trainer__test_freq=2, **placement, **agents)
+        train_in_process(base_config(material, tmp_path / name, **own))
+    found = results(tmp_path / "with", *NAMES_OF_AGENTS)
+    assert found == results(tmp_path / "without")
+    assert all("critic/score/mean" in line for line in found[1:])
 
 
 PROGRAM = """

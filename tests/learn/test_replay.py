@@ -13,6 +13,7 @@ from paceline.cli.replay import main as replay
 from paceline.errors import NonFiniteError
 from paceline.report.bundles import list_bundles, read_bundle
 from tests.in_process import train_in_process
+from tests.learn.test_agent_runs import games
 from tests.runs import base_config, make_material
 
 GROUPS = {"actor_rollout_ref__rollout__n": 2}
@@ -181,6 +182,9 @@ WAYS: dict[str, dict[str, Any]] = {
         "algorithm__rollout_correction__rollout_rs": None,
     },
     "warm-up": {"trainer__critic_warmup": 2},
+    "single turns through agents": {"actor_rollout_ref__rollout__multi_turn__enable": True},
+    "LoRA": {"actor_rollout_ref__model__lora_rank": 4},
+    "micro-batches by tokens": {"actor_rollout_ref__actor__use_dynamic_bsz": True},
 }
 
 
@@ -193,6 +197,16 @@ def test_steps_of_other_runs_are_replayed(
     for step in (1, 3):
         assert replay([str(run), "--step", str(step)]) == 0, capsys.readouterr().out
         assert last_line(capsys).startswith("replay: equal to the last bit")
+
+
+@pytest.mark.slow
+def test_conversations_with_rewards_of_their_turns_are_replayed(
+    material: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"trainer__record": "every", "trainer__total_training_steps": 3, "trainer__val_before_train": False}
+    train_in_process(games(material, tmp_path, **settings))
+    assert replay([str(tmp_path), "--step", "3"]) == 0, capsys.readouterr().out
+    assert last_line(capsys).startswith("replay: equal to the last bit")
 
 
 @pytest.mark.slow

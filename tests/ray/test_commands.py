@@ -121,8 +121,9 @@ def test_the_reward_model_example_teaches_a_policy(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_the_split_example_can_be_imported() -> None:
-    run(["-c", "from examples.split_placement.main_ppo_split import RewardManager"], ROOT)
-    run(["-c", "from split_monkey_patch import fit"], EXAMPLE)
+    """From the clone and from their own folder."""
+    code = "from examples.split_placement.main_ppo_split import RewardManager\nfrom split_monkey_patch import fit"
+    run(["-c", code], ROOT, PYTHONPATH=str(EXAMPLE))
 
 
 def readme_block(containing: str) -> str:

@@ -74,7 +74,6 @@ def failing_runner(error: BaseException | None) -> type:
 
 def test_run_ppo_starts_ray_with_the_environment_and_stops_it_again(config: dict[str, Any], tmp_path: Path):
     assert not ray.is_initialized()
-    config["transfer_queue"] = {"enable": True}
     config["ray_kwargs"]["timeline_json_file"] = str(tmp_path / "new/timeline.json")
     run_ppo(config, task_runner_class=reporting_runner())
     assert not ray.is_initialized()
@@ -84,7 +83,6 @@ def test_run_ppo_starts_ray_with_the_environment_and_stops_it_again(config: dict
     assert seen["cpus"] == 0
     assert seen["train_batch_size"] == 1024  # a key that only the defaults have
     assert seen["environment"]["VLLM_LOGGING_LEVEL"] == "WARN"
-    assert seen["environment"]["TRANSFER_QUEUE_ENABLE"] == "1"
     assert seen["environment"]["NCCL_DEBUG"] == "TRACE"
     assert seen["environment"]["MINE"] == "yes"
     assert isinstance(json.loads((tmp_path / "new/timeline.json").read_text()), list)

@@ -98,7 +98,7 @@ WITHOUT_STALENESS = {
 TWO_POOLS = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
 
 
-@pytest.mark.parametrize("name", ["pipelined", "streaming"])
+@pytest.mark.parametrize("name", [pytest.param("pipelined", marks=pytest.mark.slow), "streaming"])
 def test_without_staleness_both_are_sync(name: str, material: Path, tmp_path: Path) -> None:
     schedule = {**WITHOUT_STALENESS, "actor_rollout_ref__rollout__n": 2, "trainer__schedule__name": name}
     run_ppo(as_omegaconf(base_config(material, tmp_path / "run", **{**AHEAD, **schedule, **TWO_POOLS})))

@@ -28,7 +28,8 @@ def ray_session():
     ray.shutdown()
 
 
-SPLIT = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}
+# Split, no column of an answer comes to the driver before it is read; colocated, these small ones come at once.
+SPLIT = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2, "trainer__columns_stay_bytes": 0}
 GRPO = {
     "algorithm__adv_estimator": "grpo",
     "actor_rollout_ref__rollout__n": 4,
@@ -68,12 +69,14 @@ def test_ppo_gives_the_same_numbers_colocated_and_split(finished) -> None:
     assert colocated == split
 
 
+@pytest.mark.slow
 def test_ppo_gives_the_same_numbers_with_the_rollout_on_a_pool_of_its_own(finished) -> None:
     apart = ppo(finished, {"trainer__placement__rollout_devices": 1, "trainer__n_gpus_per_node": 2}, "ppo-apart")
     assert results(apart) == results(ppo(finished, {}, "ppo"))
     assert max(line.get("training/rollout_probs_diff_max", 0.0) for line in read_metrics(apart)) < 1e-6
 
 
+@pytest.mark.slow
 def test_grpo_runs_without_a_critic_and_gives_the_same_numbers_colocated_and_split(finished) -> None:
     colocated = results(finished("grpo", train=train_in_process, **GRPO))
     split = results(finished("grpo-split", **GRPO, **SPLIT))

@@ -17,6 +17,18 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
         {"trainer__n_gpus_per_node": 2, "trainer__placement__name": "split"},
         "replay: equal to the last bit",
     ),
+    "streaming, a rollout beside the training": (
+        {
+            "trainer__n_gpus_per_node": 3,
+            "trainer__cpus_per_device": 0.5,
+            "trainer__placement__name": "split",
+            "trainer__placement__rollout_devices": 1,
+            "trainer__schedule__name": "streaming",
+            "trainer__schedule__max_staleness": 1,
+            "actor_rollout_ref__actor__use_kl_loss": False,
+        },
+        "replay: equal to the last bit",
+    ),
     "two ranks": (
         {
             "trainer__n_gpus_per_node": 2,

@@ -56,8 +56,8 @@ def test_what_is_registered_is_what_the_catalogue_says() -> None:
 def test_a_built_in_engine_takes_what_the_catalogue_says(name: str) -> None:
     engine, entry = get_engine(name), BACKENDS.built_in[name]
     assert engine.__module__ == entry.module
-    takes = (engine.takes_lora, engine.takes_bfloat16, engine.takes_offload, engine.takes_compile)
-    assert takes == (entry.lora, entry.bfloat16, entry.offload, entry.compiles)
+    takes = (engine.takes_lora, engine.takes_bfloat16, engine.takes_offload, engine.takes_compile, engine.takes_packing)
+    assert takes == (entry.lora, entry.bfloat16, entry.offload, entry.compiles, entry.packing)
 
 
 def test_registering_adds_to_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -54,3 +56,28 @@ def test_what_can_not_be_imported_names_the_key_and_is_not_counted(tmp_path: Pat
     with pytest.raises(ConfigError, match=r"actor_rollout_ref\.model\.external_lib=.* can't be imported: "):
         import_external(name)
     assert imported_modules() == ()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "mine.py can't be imported: FileNotFoundError"),
+        (
+            "import nothing_of_this_name",
+            "can't be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
+        ),
+        ("def", "can't be imported: SyntaxError"),
+        ("x = 1", "algorithm.adv_estimator='reward_to_go' is not known"),
+    ],
+)
+def test_a_module_that_fails_or_does_not_register_is_told_with_the_other_problems(
+    train_command: Callable[..., CompletedProcess[str]], tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "mine.py").write_text(content)
+    named = ["actor_rollout_ref.model.external_lib=mine.py", "algorithm.adv_estimator=reward_to_go"]
+    done = train_command(*named, "trainer.nnodes=0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "trainer.nnodes=0 is out of range" in done.stderr
+    assert "Traceback" not in done.stderr

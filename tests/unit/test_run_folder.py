@@ -8,12 +8,15 @@ from pathlib import Path
 import paceline
 from paceline import run_folder
 from paceline.run_folder import (
+    METRICS_FILE,
+    VALIDATION_FOLDER,
     can_be_resumed,
     checkpoint_name,
     default_run_dir,
     is_pruned,
     latest_step,
     list_checkpoints,
+    records_folder,
 )
 
 
@@ -65,3 +68,10 @@ def test_names_of_files_are_written_in_one_module() -> None:
     ]
     assert len(names) > 8
     assert found == []
+
+
+def test_who_only_looks_at_a_run_that_has_records_leaves_them(tmp_path: Path) -> None:
+    assert records_folder(tmp_path, only_looks=True) == tmp_path
+    (tmp_path / METRICS_FILE).touch()
+    assert records_folder(tmp_path, only_looks=False) == tmp_path
+    assert records_folder(tmp_path, only_looks=True) == tmp_path / VALIDATION_FOLDER

@@ -7,7 +7,6 @@ modules of this package.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterable, Iterator
 
@@ -29,6 +28,7 @@ from paceline.config.keys import ACTOR, known_keys, value_of
 from paceline.config.load import Config, Problems, read_config
 from paceline.config.machine_problems import MachineProblem
 from paceline.errors import ConfigError
+from paceline.external import is_installed
 
 
 def validate(config: Config) -> PPOConfig:
@@ -116,7 +116,7 @@ def check_loggers(names: Iterable[str]) -> Iterator[str]:
         tracker = LOGGERS.get(name)
         if tracker is None:
             yield refused_choice(LOGGERS.key, name, LOGGERS.built_in)
-        elif tracker.package and importlib.util.find_spec(tracker.package) is None:
+        elif tracker.package and not is_installed(tracker.package):
             yield MachineProblem(
                 f"trainer.logger={name} needs the package {tracker.package}, which is not installed: "
                 f"pip install {tracker.requirement}"

@@ -40,8 +40,8 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: workers that share an engine "
             f"sample in step, and a conversation can't; with {said} set 1."
         )
-    if schedule.name != "sync":
-        yield f"trainer.schedule.name={schedule.name} is not supported with {said} yet; set sync."
+    if schedule.name == "streaming":
+        yield f"trainer.schedule.name=streaming is not supported with {said} yet; set sync or pipelined."
     if estimator is not None and estimator.needs_baseline:
         yield (
             f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} wants a greedy response beside each, which a "
@@ -49,10 +49,10 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
         )
     if cfg.algorithm.filter_groups.enable:
         yield f"algorithm.filter_groups.enable=True is not supported with {said} yet; set it to False."
-    if cfg.reward_model.enable:
+    if cfg.reward_model.enable and agent.rewards == "turns":
         yield (
-            f"reward_model.enable=True: a reward model scores one response, and no conversation; with {said} set it to "
-            "False and give a reward function, or rewards by turns."
+            f"reward_model.enable=True and {ROLLOUT}.agent.rewards=turns: then no score of a whole conversation "
+            "counts; set rewards=both or end, or reward_model.enable=False."
         )
     if cfg.data.custom_cls.path is not None:
         yield f"data.custom_cls.path={cfg.data.custom_cls.path} is not supported with {said}: they need the raw chat."

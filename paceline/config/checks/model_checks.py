@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.catalog import BACKENDS
 from paceline.config import AnyRunConfig, PolicyModelConfig, PPOConfig, RewardModelModelConfig
+from paceline.config.backend_limits import BFLOAT16, COMPILES, LORA, OFFLOAD, PACKING, ULYSSES, refusals
 from paceline.config.derived import device_pools, rollout_pools, uses_critic, uses_reference
 from paceline.config.keys import ACTOR, MODEL, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
-from paceline.config.path_checks import model_config, model_problems, tokenizer_problems
+from paceline.config.path_checks import language_model_config, model_config, model_problems, tokenizer_problems
 from paceline.errors import ConfigError
+from paceline.external import is_installed
 
 
 def check_models(cfg: PPOConfig) -> Iterator[str]:
@@ -66,12 +67,9 @@ def lora_problems(model_key: str, model: PolicyModelConfig, section: str, strate
     """Adapters that the backend of `section` can't train, or that name no layers."""
     if model.lora_rank < 1:
         return
-    backend = BACKENDS.get(strategy)
-    if backend is not None and not backend.lora:
-        with_lora = [name for name, entry in BACKENDS.built_in.items() if entry.lora]
-        yield (
-            f"{model_key}.lora_rank={model.lora_rank} with {section}.strategy={strategy}, which has no LoRA. Set "
-            f"{section}.strategy to {' or '.join(with_lora)}, or lora_rank to 0."
+    if (backend := BACKENDS.get(strategy)) is not None:
+        yield from refusals(
+            backend, f"{section}.strategy={strategy}", [(LORA, f"{model_key}.lora_rank", model.lora_rank)]
         )
     if not model.target_modules or not all(model.target_modules):
         yield (
@@ -96,34 +94,18 @@ def backend_problems(cfg: AnyRunConfig, section: str, model: str, offload: list[
     backend = BACKENDS.get(strategy)
     if backend is None:
         return
-    if backend.package is not None and importlib.util.find_spec(backend.package) is None:
+    if backend.package is not None and not is_installed(backend.package):
         yield MachineProblem(
             f"{section}.strategy={strategy} needs a package that is not installed here. `make backend-{strategy}` "
             f"makes an environment that has it: run paceline from .backends/{strategy}/bin, or set "
             f"{section}.strategy=fsdp2."
         )
-    if not backend.packing and value_of(cfg, f"{model}.use_remove_padding"):
-        yield (
-            f"{model}.use_remove_padding=True: {section}.strategy={strategy} does not pack sequences. Set it to "
-            f"False, or {section}.strategy to fsdp2 or veomni."
-        )
-    if not backend.compiles and value_of(cfg, f"{model}.use_torch_compile"):
-        yield (
-            f"{model}.use_torch_compile=True: {section}.strategy={strategy} does not compile layers. Set it to "
-            f"False, or {section}.strategy=local, which has one device."
-        )
-    dtype = value_of(cfg, f"{model}.compute_dtype")
-    if dtype != "float32" and not backend.bfloat16:
-        yield (
-            f"{model}.compute_dtype={dtype}: {section}.strategy={strategy} computes in float32. "
-            f"Set it to that, or {section}.strategy=fsdp2."
-        )
-    for key in known_keys(type(cfg)):
-        if not backend.offload and key.startswith(tuple(offload)) and value_of(cfg, key):
-            yield (
-                f"{key}=True: {section}.strategy={strategy} does not offload. Set it to False, or "
-                f"{section}.strategy=fsdp2."
-            )
+    asked = [(PACKING, "use_remove_padding"), (COMPILES, "use_torch_compile"), (BFLOAT16, "compute_dtype")]
+    keys = [(ability, f"{model}.{name}") for ability, name in asked]
+    keys += [(OFFLOAD, key) for key in known_keys(type(cfg)) if key.startswith(tuple(offload))]
+    yield from refusals(
+        backend, f"{section}.strategy={strategy}", [(ability, key, value_of(cfg, key)) for ability, key in keys]
+    )
 
 
 def check_device(cfg: PPOConfig) -> Iterator[str]:
@@ -152,17 +134,14 @@ def check_shared_sequences(
         size, backend, devices = value_of(cfg, key), BACKENDS.get(strategy), sum(pools[pool])
         if size == 1 or backend is None:
             continue
-        if not backend.ulysses:
-            yield (
-                f"{key}={size}: {section}.strategy={strategy} keeps a sequence on one device. Set it to 1, or "
-                f"{section}.strategy=fsdp2."
-            )
+        if refused := list(refusals(backend, f"{section}.strategy={strategy}", [(ULYSSES, key, size)])):
+            yield from refused
             continue
         path = value_of(cfg, f"{MODEL if section == ACTOR else f'{section}.model'}.path") or value_of(
             cfg, f"{MODEL}.path"
         )
         config = model_config(Path(path).expanduser()) if path is not None else {}
-        heads = config.get("text_config", config).get("num_attention_heads")
+        heads = language_model_config(config).get("num_attention_heads")
         counted = {f"{devices} devices of {pool}": devices}
         if isinstance(heads, int):
             counted[f"{heads} attention heads of {path}"] = heads

@@ -21,8 +21,10 @@ from paceline.config.path_checks import (
 )
 from paceline.config.reward import read_weights
 from paceline.errors import ConfigError
+from paceline.external import is_installed
 from paceline.text import did_you_mean
 
+TRANSFER_QUEUE_PACKAGE = "transfer_queue"
 OTLP_PACKAGE = "opentelemetry.exporter.otlp.proto.http"
 RECORDS = ("never", "every", "on_anomaly")
 
@@ -157,14 +159,25 @@ def _check_collector(endpoint: str | None) -> Iterator[str]:
     if not re.match(r"https?://[^/]", endpoint):
         yield f"trainer.otlp_endpoint={endpoint!r} is no address; set it to one such as http://127.0.0.1:4318."
         return
-    try:
-        found = importlib.util.find_spec(OTLP_PACKAGE)
-    except ModuleNotFoundError:  # a package above it is not there
-        found = None
-    if found is None:
+    if not is_installed(OTLP_PACKAGE):
         yield MachineProblem(
             "trainer.otlp_endpoint needs the exporter of OpenTelemetry, which is not installed: "
             'pip install "paceline[otel]"'
+        )
+
+
+def _check_queue(cfg: PPOConfig) -> Iterator[str]:
+    if not cfg.transfer_queue.enable:
+        return
+    if cfg.trainer.columns_stay_bytes is None:
+        yield (
+            "transfer_queue.enable=True with trainer.columns_stay_bytes=null: no column stays that it could keep; "
+            "give columns_stay_bytes a number, such as 32000, or leave transfer_queue.enable out."
+        )
+    if importlib.util.find_spec(TRANSFER_QUEUE_PACKAGE) is None:
+        yield MachineProblem(
+            "transfer_queue.enable=True needs TransferQueue, which is not installed: "
+            'pip install "paceline[transfer-queue]"'
         )
 
 
@@ -184,6 +197,7 @@ def check_run(cfg: PPOConfig) -> Iterator[str]:
     trainer = cfg.trainer
     yield from check_course(cfg)
     yield from _check_record(trainer.record)
+    yield from _check_queue(cfg)
     if not cfg.data.val_files:
         if trainer.log_val_generations > 0:
             yield (

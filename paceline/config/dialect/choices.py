@@ -37,6 +37,7 @@ def _choice(key: str, asked: object, here: object, why: str = "") -> Choice:
 
 CHOICES: list[Choice] = [
     _choice("algorithm.filter_groups.max_num_gen_batches", 0, -1, "no limit"),
+    *[_choice(f"{ROLLOUT}.{key}", 0, -1, "no limit") for key in ("top_k", "val_kwargs.top_k")],
     (f"{ROLLOUT}.val_kwargs.temperature", 0, _GREEDY, "greedy"),
     *[_choice(f"{ROLLOUT}.load_format", name, "auto") for name in ("safetensors", "hf", "huggingface")],
     *[

@@ -19,7 +19,7 @@ from paceline.config.dialect.rule_kinds import (
     switched,
     translated,
 )
-from paceline.config.keys import ACTOR, MODEL
+from paceline.config.keys import ACTOR, MODEL, ROLLOUT
 
 REF = "actor_rollout_ref.ref"
 ROLES = f"{ACTOR},{REF},critic,reward_model"
@@ -70,6 +70,39 @@ def _reduce_dtype(asked: Asked) -> Outcome:
     return Taken("gradients are summed in float32", "so anyway" if is_so else "no effect")
 
 
+def _of_all_devices(asked: Asked) -> Outcome:
+    """A number for all devices together: divided by them it is the key that ends with _per_gpu, at least 1. null is
+    the default."""
+    key = f"{asked.key}_per_gpu"
+    count = number(asked.value)
+    if count is None:
+        return Taken("micro-batches are counted per device")
+    sizes = [number(asked.look_up(f"trainer.{name}")) or 1 for name in ("nnodes", "n_gpus_per_node")]
+    return Became({key: max(1, int(count // (sizes[0] * sizes[1])))}, "on each device")
+
+
+def _inferred(asked: Asked) -> Outcome:
+    """Forward passes without gradients are by critic.forward_..., and rollout.log_prob_... of the actor."""
+    role, name = _role(asked.key), asked.key.rpartition(".")[2].removeprefix("ppo_infer_")
+    if asked.value is None:
+        return Taken("null asks for nothing")
+    return Became({f"critic.forward_{name}" if role == "critic" else f"{ROLLOUT}.log_prob_{name}": asked.value})
+
+
+def _critic_adapter(asked: Asked) -> Outcome:
+    """A rank of 0 is so anyway: all weights of the critic are trained. Another is refused."""
+    if not number(asked.look_up("critic.model.lora_rank")):
+        return Taken("all weights of the critic are trained")
+    return Refused("is not supported: all weights of the critic are trained. Set critic.model.lora_rank=0.", True)
+
+
+def _chat_template(asked: Asked) -> Outcome:
+    """Becomes chat_template of data.apply_chat_template_kwargs, which the tokenizer takes in place of its own."""
+    if asked.value is None:
+        return Taken("the tokenizer's own template is taken")
+    return Became({"data.apply_chat_template_kwargs.chat_template": asked.value}, "for prompts and agents")
+
+
 def _sequence_parallel(asked: Asked) -> Outcome:
     """The role's own ulysses_sequence_parallel_size. The reference shares sequences as the actor does."""
     role = _role(asked.key)
@@ -81,12 +114,21 @@ def _sequence_parallel(asked: Asked) -> Outcome:
 
 
 def _compile(asked: Asked) -> Outcome:
-    """True is model.use_torch_compile, which compiles the layers of the model. The reference has the actor's."""
+    """True is model.use_torch_compile with strategy local, which compiles the layers of the model; has no effect with
+    another. The reference has the actor's."""
     role = _role(asked.key)
     if role == REF:
         return Taken("the reference is compiled where the actor is", "no effect" if is_on(asked.value) else "so anyway")
     if not is_on(asked.value):
         return Taken("layers run uncompiled unless model.use_torch_compile says otherwise")
+    strategy = asked.look_up(f"{role}.strategy")
+    if strategy is None:
+        is_alone = all(is_same(asked.look_up(f"trainer.{name}"), 1) for name in ("nnodes", "n_gpus_per_node"))
+        strategy = "local" if is_alone else "fsdp2"
+    if strategy != "local":
+        return Taken(
+            f"strategy {show(strategy)} runs layers uncompiled; local, on one device, compiles them", "no effect"
+        )
     return Became({f"{MODEL if role == ACTOR else f'{role}.model'}.use_torch_compile": True})
 
 
@@ -210,11 +252,18 @@ _MODEL_RULES: tuple[Rule, ...] = (
             f"{MODEL}.target_modules."),
     refused(f"{MODEL}.lora_adapter_path", "is not supported: merge the adapter into the model, and give "
             f"{MODEL}.path."),
-    so_anyway("critic.model.{lora_rank,lora_alpha}", 0, why="all weights of the critic are trained",
-              otherwise="is not supported: all weights of the critic are trained. Set it to 0."),
-    refused(f"{MODELS}.{{hf_config_path,custom_chat_template}}", "is not supported: put it into the model's folder, "
-            "in config.json or in the tokenizer's chat template."),
+    translated("critic.model.{lora_rank,lora_alpha,target_modules}", _critic_adapter),
+    translated(f"{MODEL}.custom_chat_template", _chat_template),
+    no_effect("{critic,reward_model}.model.custom_chat_template", "it reads the token ids of the policy"),
+    refused(f"{MODELS}.hf_config_path", "is not supported: put it into the model's folder, in config.json."),
+    no_effect(f"{MODELS}.override_config.{{attn_implementation,use_cache}}", "which kernels compute a layer changes "
+              "speed alone"),
+    so_anyway(f"{MODELS}.override_config.{{attention_dropout,attn_pdrop,embd_pdrop,resid_pdrop,hidden_dropout,"
+              "classifier_dropout,summary_dropout_prob}", 0, why="models run without dropout",
+              otherwise="is not supported: models run without dropout. Leave it out."),
     refused(f"{MODELS}.override_config.**", "is not supported: change config.json in a copy of the model's folder."),
+    so_anyway(f"{{{ACTOR},{REF},critic,reward_model}}.use_fused_kernels", True, False,
+              why="log-probs and entropies come from hidden states in chunks", otherwise="is not supported."),
     switched(f"{MODELS}.mtp", "is not supported: models predict one token at a time. Leave it out.",
              why="models predict one token at a time"),
     switched(f"{MODELS}.tiled_mlp", "is not supported: lower ppo_max_token_len_per_gpu instead. Leave it out.",
@@ -240,10 +289,12 @@ _TRAINING_RULES: tuple[Rule, ...] = (
               otherwise="is not supported yet: models are of text. Leave it out."),
     no_effect(f"{ACTOR}.{{calculate_entropy,calculate_sum_pi_squared}}", "what the estimator and the metrics need is "
               "computed"),
-    so_anyway(f"{{{ROLES}}}.{{ppo_micro_batch_size,log_prob_micro_batch_size,forward_micro_batch_size,micro_batch_size,"
-              "ppo_infer_micro_batch_size_per_gpu}", why="micro-batches are counted per device",
-              otherwise="has another name here: set the key that ends with _per_gpu, the responses on one device.",
-              is_family=True),
+    translated(f"{{{ACTOR}.ppo_micro_batch_size,{REF}.log_prob_micro_batch_size,{ROLLOUT}.log_prob_micro_batch_size,"
+               "critic.ppo_micro_batch_size,critic.forward_micro_batch_size,reward_model.micro_batch_size}",
+               _of_all_devices),
+    translated(f"{{{ACTOR},critic}}.{{ppo_infer_micro_batch_size_per_gpu,ppo_infer_max_token_len_per_gpu}}", _inferred),
+    no_effect(f"{REF}.{{ppo_micro_batch_size,ppo_micro_batch_size_per_gpu,ppo_max_token_len_per_gpu,use_dynamic_bsz,"
+              "ppo_infer_micro_batch_size_per_gpu,ppo_infer_max_token_len_per_gpu}", "its log_prob_... say it"),
     switched(f"{ACTOR}.qat", "is not supported. Leave it out.", why="weights are float32"),
     so_anyway(f"{{{ROLES}}}.router_replay.mode", "disabled", why="a router chooses again in each pass",
               otherwise="is not supported: a router chooses again in each pass. Leave it out."),
@@ -253,7 +304,7 @@ _TRAINING_RULES: tuple[Rule, ...] = (
     so_anyway(f"{REF}.enable", True, why="there is a reference where a KL term needs one",
               otherwise="is not supported: turn the KL terms off. Leave it out."),
     # optimizers
-    so_anyway(f"{{{ACTOR},critic}}.optim.optimizer", "AdamW", why="the optimizer is AdamW",
+    so_anyway(f"{{{ACTOR},critic}}.optim.optimizer", "AdamW", "adam", "adamw_torch", why="the optimizer is AdamW",
               otherwise="is not supported: the optimizer is AdamW. Leave it out."),
     so_anyway(f"{{{ACTOR},critic}}.optim.optimizer_impl", "torch.optim", why="the optimizer is PyTorch's",
               otherwise="is not supported: the optimizer is PyTorch's. Leave it out."),
@@ -278,6 +329,7 @@ _FSDP_RULES: tuple[Rule, ...] = (
     no_effect(f"{FSDP}.reshard_after_forward", "the weights of a layer are given back after its forward pass"),
     no_effect(f"{FSDP}.{{forward_prefetch,use_orig_params,forward_only}}", "FSDP chooses it"),
     no_effect(f"{FSDP}.wrap_policy.**", "each decoder layer is one unit"),
+    no_effect(f"{FSDP}.grad_offload", "gradients are there during an update alone"),
     translated(f"{FSDP}.offload_policy", _offload_policy),
     no_effect(f"{{{REF}.fsdp_config,reward_model.model.fsdp_config}}.optimizer_offload", "it has no optimizer"),
     translated(f"{FSDP}.{{model_dtype,dtype,mixed_precision.param_dtype}}", _compute_dtype),
@@ -333,6 +385,10 @@ _OTHER_BACKENDS: tuple[Rule, ...] = (
     translated(f"{VEOMNI}.{{dtype,model_dtype,mixed_precision.param_dtype}}", _compute_dtype),
     no_effect(f"{VEOMNI}.{{seed,forward_prefetch,enable_reentrant}}", "it changes no result here"),
     refused(f"{VEOMNI}.**", "is a setting of VeOmni that is not known here. Leave it out.", is_family=True),
+    no_effect(f"{{{ROLES}}}.torchtitan.{{attn_type,data_parallel_shard_size,reshard_after_forward,max_seq_len,seed,"
+              "forward_prefetch}", "it shards over the devices that are left, and which kernels compute a layer "
+              "changes speed alone"),
+    translated(f"{{{ROLES}}}.torchtitan.{{dtype,model_dtype,mixed_precision.param_dtype}}", _compute_dtype),
     so_anyway(f"{{{ROLES}}}.torchtitan.{{pipeline_parallel_size,context_parallel_size,expert_parallel_size,"
               "expert_tensor_parallel_size,data_parallel_replicate_size}", 1,
               why="torchtitan divides models by tensor_model_parallel_size, and shards over the other devices",

@@ -55,6 +55,13 @@ def _replicas(asked: Asked) -> Outcome:
     return Refused("is not supported yet with divided experts. Set it to 1.", True)
 
 
+def _own_devices(asked: Asked) -> Outcome:
+    """Without nodes of its own (nnodes=0) a rollout shares the actor's devices, as here; with them it is refused."""
+    if not number(asked.look_up(f"{ROLLOUT}.nnodes")):
+        return Taken("the rollout shares the actor's devices unless trainer.placement says otherwise")
+    return Refused(_DEVICES, True)
+
+
 def _trusted(asked: Asked) -> Outcome:
     """True is rollout.trust_log_probs=True."""
     return (
@@ -103,8 +110,8 @@ ROLLOUT_RULES: tuple[Rule, ...] = (
              why="metrics.jsonl and the trackers have the metrics"),
     switched(f"{ROLLOUT}.mtp", "is not supported. Leave it out.", why="models predict one token at a time"),
     refused(f"{ROLLOUT}.trace.**", "is not supported: trainer.rollout_data_dir keeps all responses. Leave it out."),
-    so_anyway(f"{ROLLOUT}.{{nnodes,n_gpus_per_node}}", 0, why="the rollout shares the actor's devices unless "
-              "trainer.placement says otherwise", otherwise=_DEVICES),
+    translated(f"{ROLLOUT}.{{nnodes,n_gpus_per_node}}", _own_devices),
+    no_effect(f"{ROLLOUT}.seed", "all random numbers come from trainer.seed"),
     no_effect(f"{ROLLOUT}.engine_kwargs.{{sglang,trtllm}}.**", "it is for an engine that is not here"),
     refused(f"{ROLLOUT}.{{server,custom,replica,disaggregation}}.**", "is not supported: engines run in the workers. "
             "Leave it out."),

@@ -38,6 +38,10 @@ PROFILER = (
     "has Ray's own. Leave it out."
 )
 
+_MANAGERS = ("naive", "dapo", "prime", "batch", "gdpo", "remote")
+_USUAL_GROUPS = ("rollout", "hf_model", "legacy_data", "rollout_correction", "reward", "reward_model", "optim")
+"""Yaml files of verl's that its own main file chooses, too."""
+
 RENAMED_SECTIONS: tuple[Rule, ...] = (
     renamed("{critic.fsdp,critic.fsdp_config}.**", r"critic.model.fsdp_config.\2"),
     renamed("reward_model.fsdp_config.**", r"reward_model.model.fsdp_config.\1"),
@@ -61,6 +65,21 @@ RENAMED_SECTIONS: tuple[Rule, ...] = (
     renamed("reward_model.sandbox_fusion.{url,max_concurrent,memory_limit_mb}", r"reward_model.sandbox.\1"),
     renamed(f"{{{ACTOR},actor_rollout_ref.ref}}.fsdp_config.strategy", r"\1.strategy"),
     renamed("{critic,reward_model}.model.fsdp_config.strategy", r"\1.strategy"),
+    renamed(f"{{{ACTOR},critic}}.torchtitan.tensor_parallel_size", r"\1.torchtitan.tensor_model_parallel_size"),
+    renamed(f"{{{ACTOR},actor_rollout_ref.ref}}.use_remove_padding", f"{MODEL}.use_remove_padding"),
+    renamed("critic.use_remove_padding", "critic.model.use_remove_padding"),
+    renamed("{critic,actor_rollout_ref.actor,actor_rollout_ref.ref}.nccl_timeout", "actor_rollout_ref.nccl_timeout"),
+    renamed(
+        "{actor_rollout_ref.model,critic.model,reward_model.model}.override_config."
+        "{max_position_embeddings,model_config.max_position_embeddings}",
+        r"\1.max_position_embeddings",
+    ),
+    renamed("data.tool_config_path", f"{ROLLOUT}.multi_turn.tool_config_path"),
+    renamed(
+        "reward_model.overlong_buffer.{enable,len,penalty_factor,log}",
+        r"reward_model.reward_kwargs.overlong_buffer_cfg.\1",
+    ),
+    renamed("trainer.val_generations_to_log_to_wandb", "trainer.log_val_generations"),
 )
 """First of all, so that the other rules need to know one name of a key only."""
 
@@ -82,11 +101,20 @@ def _group(asked: Asked) -> Outcome:
     """A choice of one of verl's yaml files: dp_actor, megatron_actor and so on set a strategy, others are refused."""
     package, name = asked.parts[0], str(asked.value)
     engine = name.rpartition("_")[0]
+    if name.removesuffix(".yaml") in _USUAL_GROUPS:
+        return Taken("the defaults are those of one file")
     if engine not in BACKEND_OF or package not in (ACTOR, "actor_rollout_ref.ref", "critic", "reward_model"):
         return Refused("chooses a yaml file of verl's, and there is none here. Set the keys that it has.", True)
     if BACKEND_OF[engine] is None:
         return Taken("FSDP trains unless a strategy says otherwise")
     return Became({f"{package}.strategy": BACKEND_OF[engine]})
+
+
+def _trainer_mode(asked: Asked) -> Outcome:
+    """sync is so anyway. The others become a choice of trainer.schedule and trainer.placement, which is yours."""
+    if asked.value is None or is_same(asked.value, "sync"):
+        return Taken("trainer.schedule.name says it, and is sync by default")
+    return Refused(SCHEDULE, True)
 
 
 def _profiler(asked: Asked) -> Outcome:
@@ -111,8 +139,8 @@ def _has_critic(asked: Asked) -> Outcome:
 
 
 def _reward_manager(asked: Asked) -> Outcome:
-    """naive, dapo, prime and batch: one manager does what they do; others are refused."""
-    if str(asked.value) in ("naive", "dapo", "prime", "batch", "None"):
+    """naive, dapo, prime, batch, gdpo and remote: one manager does what they do; others are refused."""
+    if str(asked.value) in (*_MANAGERS, "None"):
         return Taken(
             "one manager grades in processes of its own, by rule or by functions for one response or a batch, and adds "
             "reward_model.reward_kwargs.overlong_buffer_cfg"
@@ -187,6 +215,8 @@ RUN_RULES: tuple[Rule, ...] = (
     so_anyway(f"{DISTILLATION_LOSS}.policy_loss_mode", "vanilla", why="its policy gradient is PPO's",
               otherwise="is not supported: its policy gradient is PPO's. Leave it out."),
     no_effect(f"{DISTILLATION_LOSS}.{{use_chunked_topk,chunked_topk_chunk_size}}", "logits are made a part at a time"),
+    no_effect("trainer.use_v1", "there is one loop, with its order in trainer.schedule"),
+    translated("trainer.v1.trainer_mode", _trainer_mode),
     refused("{trainer.v1,async_training,trainer.async_training}.**", SCHEDULE),
     refused("rollout.**", f"is not a key here: settings of the rollout stand below {ROLLOUT}; how far it runs ahead of "
             "the training is trainer.schedule, with devices of its own by trainer.placement.rollout_devices."),
@@ -196,7 +226,7 @@ RUN_RULES: tuple[Rule, ...] = (
     translated(
         f"{{{ACTOR},{ROLLOUT},actor_rollout_ref.ref,critic,reward_model,actor_rollout_ref}}.profiler.**", _profiler
     ),
-    no_effect("transfer_queue.**", "batches go from process to process through Ray's object store"),
+    no_effect("transfer_queue.**", "its storage is the one that it brings, of num_storage_units processes"),
     # data
     no_effect("data.filter_overlong_prompts_workers", "prompts are tokenised once by the tokenizer's own threads, and "
               "kept for later runs"),
@@ -205,12 +235,17 @@ RUN_RULES: tuple[Rule, ...] = (
     no_effect("data.validation_shuffle", "the order of validation prompts changes no result"),
     no_effect("data.{return_multi_modal_inputs,image_patch_size}", "prompts are text"),
     no_effect("data.gen_batch_size", "prompts are drawn data.train_batch_size at a time until a batch is full"),
-    so_anyway("{data,actor_rollout_ref.model,critic.model,reward_model.model}.use_shm", False, why="files are read "
-              "where they are", otherwise="is not supported: copy the files to /dev/shm yourself, and give that path."),
+    no_effect("{data,actor_rollout_ref.model,critic.model,reward_model.model}.use_shm", "files are read where they "
+              "are"),
     refused("data.{image_key,video_key,audio_key}", IMAGES),
-    refused("data.{tool_config_path,datagen.path,datagen.name}", "is not supported yet: prompts come from files. Leave "
+    refused("data.{datagen.path,datagen.name}", "is not supported yet: prompts come from files. Leave "
             "it out."),
     # algorithm
+    no_effect("algorithm.filter_groups.max_inflight_gen_batches", "batches are generated one after the other until one "
+              "is full"),
+    refused("algorithm.rollout_correction.{rollout_token_veto_threshold,rollout_is_threshold_lower,"
+            "rollout_rs_threshold_lower}", "has another place here: rollout_rs names criteria, and "
+            "rollout_rs_threshold their bounds, as low_up where there are two. Leave it out."),
     refused("algorithm.rollout_correction.**", "is none of the keys of rollout correction that there are: see "
             "docs/algorithms/rollout_correction.md. Leave it out.", is_family=True),
     refused("algorithm.{rollout_is,rollout_is_threshold,rollout_is_level,rollout_is_mode,rollout_rs}",
@@ -220,6 +255,8 @@ RUN_RULES: tuple[Rule, ...] = (
     translated("critic.enable", _has_critic),
     # rewards
     translated("reward_model.reward_manager", _reward_manager),
+    so_anyway("reward_model.reward_manager.source", "register", why="one manager does what those of verl's do",
+              otherwise="is not supported yet: there is one manager. Set custom_reward_function.path."),
     refused("reward_model.reward_manager.**", "is not supported yet: there is one manager. Set "
             "custom_reward_function.path."),
     translated("reward_model.rollout.**", _reward_server),
@@ -235,8 +272,9 @@ RUN_RULES: tuple[Rule, ...] = (
     so_anyway("trainer.esi_redundant_time", 0, why="no instance is waited for",
               otherwise="is not supported: set trainer.save_on_interrupt=True, which saves on SIGTERM. Leave it out."),
     no_effect("trainer.ray_wait_register_center_timeout", "trainer.heartbeat_timeout_seconds watches workers"),
-    so_anyway("trainer.use_legacy_worker_impl", "disable", "auto", why="there is one kind of workers",
-              otherwise="is not supported: there is one kind of workers. Leave it out."),
+    no_effect("trainer.use_legacy_worker_impl", "there is one kind of workers"),
+    so_anyway("trainer.hybrid_engine", True, why="actor and rollout share devices unless trainer.placement says "
+              "otherwise", otherwise="has another place here: set trainer.placement.rollout_devices."),
     so_anyway("actor_rollout_ref.hybrid_engine", True, why="actor and rollout share devices unless trainer.placement "
               "says otherwise", otherwise="has another place here: set trainer.placement.rollout_devices."),
     translated(f"{{{ACTOR},critic,actor_rollout_ref.ref}}.rollout_n", _copies),

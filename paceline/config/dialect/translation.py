@@ -71,6 +71,12 @@ def rule_for(key: str) -> Rule | None:
     return None
 
 
+@cache
+def _is_section_of_verls(key: str) -> bool:
+    """Whether keys below it are verl's, whatever their names, so that it asks for nothing where it is empty."""
+    return any(rule.pattern.endswith(".**") and rule.regex.fullmatch(f"{key}.a") for rule in RULES)
+
+
 def _is_misspelt(key: str) -> bool:
     close = nearest_key(key)
     return close is not None and close.rpartition(".")[0] == key.rpartition(".")[0]
@@ -79,12 +85,17 @@ def _is_misspelt(key: str) -> bool:
 def translate(tree: Tree) -> Translation:
     """`tree` with keys of verl's replaced by ours."""
     result = Translation(tree)
-    foreign = {key: (key, value) for key, value in _foreign_leaves(tree, "") if rule_for(key) is not None}
-    if not foreign and not read_choices(tree):
+    leaves = dict(_foreign_leaves(tree, ""))
+    foreign = {key: (key, value) for key, value in leaves.items() if rule_for(key) is not None}
+    empty = [
+        key for key, value in leaves.items() if key not in foreign and value in (None, {}) and _is_section_of_verls(key)
+    ]
+    if not foreign and not empty and not read_choices(tree):
         return result
     result.tree = _copied(tree)
-    for key in foreign:
+    for key in (*foreign, *empty):
         _remove(result.tree, key)
+    result.notes += [Note(key, leaves[key], "so anyway", why="an empty section asks for nothing") for key in empty]
     _Pass(result, foreign).run()
     _translate_choices(result)
     return result

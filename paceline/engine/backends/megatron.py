@@ -44,7 +44,6 @@ from paceline.errors import ConfigError
 class MegatronEngine(OwnModelEngine):
     """A rank of a tensor-parallel group holds a part of each layer of its stage; data-parallel ranks hold the same."""
 
-    strategy = "megatron"
     model_types = ("llama", "qwen2", "qwen3")
     model: _MegatronDecoder
     tensor_parallel_group: dist.ProcessGroup | None = None

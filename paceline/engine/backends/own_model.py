@@ -51,8 +51,7 @@ class OwnModelEngine(AllRanks, SharedRows):
     """`model` and `root` are the backend's module, called with a ModelCall and a temperature as an AnswerModel is."""
 
     takes_bfloat16 = False
-    strategy: str
-    """The name that it is registered under."""
+    takes_packing = False
     model_types: tuple[str, ...]
     """What it has models for, as `model_type` in config.json."""
     hf_model: PreTrainedModel
@@ -230,8 +229,6 @@ class OwnModelEngine(AllRanks, SharedRows):
             raise ConfigError(
                 f"strategy={self.strategy} can't hold {self.spec.model.path}: {problem}. Set strategy=fsdp2."
             )
-        if self.spec.model.use_remove_padding:
-            raise ConfigError(f"strategy={self.strategy} does not pack sequences: set model.use_remove_padding=False.")
 
     def _check_parts(self) -> None:
         """Raise ConfigError where the Hugging Face model has parameters that this backend's has not."""

@@ -61,7 +61,6 @@ _SKIP = {"weight": skip_param_init, "bias": skip_param_init}
 class TorchtitanEngine(OwnModelEngine):
     """Tensor-parallel groups hold a part of each layer; data-parallel ranks hold shares of that, as with fsdp2."""
 
-    strategy = "torchtitan"
     model_types = ("llama", "qwen3")
     model: _TitanDecoder
 

@@ -7,14 +7,12 @@ became shorter, or another one, is of a run that was resumed or started anew: th
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from paceline.report.json_lines import Row, finite, is_number, read_line
 from paceline.report.page.gantt import Calls, span_in
+from paceline.report.page.processes import ProcessWatch
 from paceline.report.page.read import SPEED, Limits, read_checkpoints, sample_rows
 from paceline.report.samples import sample_files
 from paceline.report.status import read_status
@@ -33,10 +31,6 @@ LOG_BYTES = 16_000
 """Of the log's end that a page begins with."""
 LOG_LINES = 100
 """Of one look."""
-LOOKS_A_SAMPLE = 4
-"""So many looks lie between two samples of what processes take."""
-OUR_NAMES = ("python", "ray")
-"""Parts of the names of a run's processes."""
 TIMELINE_BYTES = 2_000_000
 """Of the timeline's end that a page begins with: the steps before are in its first data."""
 
@@ -99,8 +93,7 @@ class Follower:
         self._collect()
         self._last_sample = max(sample_files(folder / SAMPLES_FOLDER), default=-1)
         self._seen: dict[str, object] = {}
-        self._processes: dict[int, psutil.Process] = {}
-        self._looks = 0
+        self._processes = ProcessWatch()
 
     def changes(self) -> Iterator[Row]:
         """What came since the last call."""
@@ -119,21 +112,12 @@ class Follower:
         yield from self._new_samples(lines)
         status = read_status(self.folder)
         yield from self._if_new("status", status)
-        yield from self._if_new("processes", self._processes_of(status or {}))
+        yield from self._if_new("processes", self._processes.look(status or {}))
         if lines or "checkpoints" not in self._seen or self._has_new_checkpoint():
             yield from self._if_new("checkpoints", read_checkpoints(self.folder, self._limits))
         for kind, found in (("alarms", self._alarms.lines()), ("log", self._log.lines()[-LOG_LINES:])):
             if found:
                 yield {"kind": kind, "lines": [line.decode(errors="replace") for line in found]}
-
-    def _processes_of(self, status: Row) -> object:
-        """Asked for every few looks; the ids of a run that has ended may be others' by now."""
-        self._looks += 1
-        if status.get("state") != "running" or status.get("host") != socket.gethostname():
-            return []
-        known = self._seen.get("processes")
-        is_due = not known or self._looks % LOOKS_A_SAMPLE == 0
-        return processes_now(status.get("processes", {}), self._processes) if is_due else known
 
     def _collect(self) -> None:
         for line in self._timeline.lines():
@@ -171,18 +155,3 @@ def numbers(row: Row) -> Row:
     found = {name: finite(value) for name, value in row.items() if is_number(value) and not isinstance(value, bool)}
     tokens, seconds = found.get("perf/total_num_tokens"), found.get("timing_s/step")
     return found | ({SPEED: tokens / seconds} if tokens is not None and seconds else {})
-
-
-def processes_now(by_name: Row, known: dict[int, psutil.Process]) -> list[tuple[str, int, float, int]]:
-    """Name, id, share of a core since the last time, and resident MB of those that run on this machine."""
-    found = []
-    for name, pid in by_name.items():
-        try:
-            process = known.setdefault(pid, psutil.Process(pid))
-            if not any(word in process.name() for word in OUR_NAMES):  # an id of another node's
-                continue
-            with process.oneshot():
-                found.append((name, pid, round(process.cpu_percent() / 100, 1), process.memory_info().rss >> 20))
-        except psutil.Error:
-            known.pop(pid, None)
-    return found

@@ -14,17 +14,29 @@ function follow() {
 }
 
 const MOST_POINTS = 1000, MOST_STEPS = 120, MOST_LINES = 300;
-let redraw = 0;
+let redraw = 0, lastDrawn = 0;
 
 // Charts are drawn again at most once a second, and not while one is read.
 function drawSoon() {
   if (redraw) return;
   redraw = setTimeout(() => {
     redraw = 0;
+    lastDrawn = performance.now();
     if (document.querySelector("#charts svg:hover, #charts svg:focus, #any-chart svg:hover, #any-chart svg:focus")) { drawSoon(); return; }
     fillMetrics();
     showCurves();
-  }, 1000);
+  }, Math.max(0, lastDrawn + 1000 - performance.now()));
+}
+
+// Of many changes at once, the last is drawn.
+const WAITING = new Set();
+function soon(draw) {
+  if (!WAITING.size) setTimeout(() => {
+    const draws = [...WAITING];
+    WAITING.clear();
+    for (const each of draws) each();
+  }, 100);
+  WAITING.add(draw);
 }
 
 function addLine(run, line) {
@@ -67,33 +79,33 @@ function change(event) {
   if (event.kind === "line") {
     addLine(run, event.line);
     drawSoon();
-    showSummary();
+    soon(showSummary);
   } else if (event.kind === "gantt") {
     Object.assign(run.gantt.pools, event.pools);
     for (const bar of event.step.bars) if (!METHODS.includes(bar[1])) METHODS.push(bar[1]);
     addStep(run.gantt.steps, event.step);
-    ganttChooser.fillSteps();
+    soon(ganttChooser.fillSteps);
   } else if (event.kind === "samples") {
     addStep(run.samples, { step: event.step, rows: event.rows });
-    samplesChooser.fillSteps();
+    soon(samplesChooser.fillSteps);
   } else if (event.kind === "checkpoints") {
     run.checkpoints = event.value;
-    showCheckpoints();
+    soon(showCheckpoints);
   } else if (event.kind === "status") {
     run.status = event.value;
     const state = run.summary.find(([name]) => name === "state");
     if (state && event.value) state[1] = event.value.state === "silent" ? "no sign of life: killed, or its machine is gone" : event.value.state + (event.value.error ? `: ${event.value.error}` : "");
-    showSummary();
-    showNow();
+    soon(showSummary);
+    soon(showNow);
   } else if (event.kind === "processes") {
     now.processes = event.value;
-    showProcesses();
+    soon(showProcesses);
   } else if (event.kind === "alarms") {
     run.alarms = [...run.alarms, ...event.lines.map((line) => JSON.parse(line))].slice(-MOST_LINES);
-    showAlarms();
+    soon(showAlarms);
   } else if (event.kind === "log") {
     now.log = [...now.log, ...event.lines].slice(-MOST_LINES);
-    showLog();
+    soon(showLog);
   }
 }
 
@@ -139,7 +151,11 @@ function showNow() {
     if (!status) { place.textContent = "unknown"; return; }
     const pools = Object.entries(status.running ?? {}).map(([pool, call]) => `${pool}: ${call}`).join(", ");
     const validation = status.validation ? `, validation: ${status.validation[0]} of ${status.validation[1]} prompts` : "";
-    place.textContent = `${status.state}, step ${status.step} of ${status.total_steps}${validation}${pools ? ` · ${pools}` : ""}`;
+    const queue = Object.entries(status.queue ?? {}).map(([state, count]) => `${count} ${state}`).join(", ");
+    const facts = [`${status.state}, step ${status.step} of ${status.total_steps}${validation}`, pools, queue && `prompts: ${queue}`,
+      { training: "the training waits for responses", rollout: "the rollout waits for the training" }[status.waits],
+      status.deaths ? `died ${status.deaths} times before` : ""];
+    place.textContent = facts.filter(Boolean).join(" · ");
   });
   document.querySelectorAll("#now-runs button").forEach((made) => {
     made.disabled = RUNS[[...document.querySelectorAll("#now-runs > div")].indexOf(made.closest(".sample"))].status?.state !== "running";
@@ -147,8 +163,10 @@ function showNow() {
 }
 
 function showProcesses() {
-  const rows = NOW.flatMap((now, index) => now.processes.map(([name, pid, cores, memory]) => [named(index, name), pid, cores.toFixed(1), `${memory} MB`]));
-  byId("processes").replaceChildren(rows.length ? table(["process", "id", "cores", "memory"], rows)
+  const onGpus = NOW.some((now) => now.processes.some((process) => process[4] !== null));
+  const rows = NOW.flatMap((now, index) => now.processes.map(([name, pid, cores, memory, gpu]) =>
+    [named(index, name), pid, cores.toFixed(1), `${memory} MB`, ...(onGpus ? [gpu === null ? "–" : `${gpu} MB`] : [])]));
+  byId("processes").replaceChildren(rows.length ? table(["process", "id", "cores", "memory", ...(onGpus ? ["GPU memory"] : [])], rows)
     : element("p", { class: "faint" }, "None of the run's processes is on this machine."));
 }
 

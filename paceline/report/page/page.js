@@ -26,7 +26,7 @@ const CHARTS = [
   ["Speed of the run (tokens/s of all devices)", ["perf/tokens_per_second"]],
   ["Throughput (tokens/s per device)", ["perf/throughput"]],
   ["Busy share of all pools", ["perf/overlap"]],
-  ["Staleness (updates)", ["training/staleness/mean", "training/staleness/max"]],
+  ["Staleness (updates)", ["training/staleness/mean", "training/staleness/max", "training/staleness/in_queue"]],
   ["Seconds without responses", ["timing_s/wait_for_responses"]],
 ];
 

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from paceline.errors import DataError
 from paceline.report.json_lines import Row
 from paceline.report.page.build import LIVE_POLICY, page_data, render
 from paceline.report.page.follow import Follower
@@ -112,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             while not self.server.is_closing.is_set():
                 self._follow()
-        except OSError:  # the page is gone
+        except (OSError, DataError):  # the page is gone, or a run puts its old files aside: the page asks again
             return
 
     def _follow(self) -> None:

@@ -16,13 +16,14 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from paceline.errors import ConfigError, SandboxUnavailableError
 from paceline.machine import num_cores
 from paceline.rewards.sandbox.system_calls import ARCHITECTURES, call_numbers, filter_code
-from paceline.rewards.sandbox.types import Program, RunResult, RunStatus, SandboxLimits
+from paceline.rewards.sandbox.types import JailFiles, JailReport, Program, RunResult, RunStatus, SandboxLimits
 
 __all__ = ["LocalSandbox"]
 
@@ -70,7 +71,7 @@ class LocalSandbox:
         self._checked = False
         self._files = _visible_files()
         if hasattr(os, "uname") and os.uname().machine in ARCHITECTURES:
-            self._files.update(calls=call_numbers(), filter=filter_code())
+            self._files["calls"], self._files["filter"] = call_numbers(), filter_code()
 
     def check(self) -> None:
         """Raise a `SandboxUnavailableError` unless programs can be isolated here."""
@@ -137,7 +138,7 @@ class _Turn:
 class _Run:
     """One program in its jail: reads what it writes, as far as the limits go, and waits for its end."""
 
-    def __init__(self, program: Program, limits: SandboxLimits, files: dict[str, Any], turn: _Turn) -> None:
+    def __init__(self, program: Program, limits: SandboxLimits, files: JailFiles, turn: _Turn) -> None:
         self.limits = limits
         self.turn = turn
         self.outputs = {"stdout": bytearray(), "stderr": bytearray(), "status": bytearray()}
@@ -223,24 +224,25 @@ class _Run:
     def _outcome(self) -> RunResult:
         texts = {name: bytes(data).decode("utf-8", "replace") for name, data in self.outputs.items()}
         try:
-            report: dict[str, Any] = marshal.loads(bytes(self.outputs["status"]))
+            report: JailReport = marshal.loads(bytes(self.outputs["status"]))
         except (EOFError, ValueError, TypeError):  # killed before or while it spoke
             report = {}
         seconds = report.get("seconds", time.monotonic() - self.started)
-        outcome = {"stdout": texts["stdout"], "stderr": texts["stderr"], "seconds": seconds}
+        ended = partial(RunResult, stdout=texts["stdout"], stderr=texts["stderr"], seconds=seconds)
         if self.reason is not None:
-            return RunResult(self.reason, **outcome)
+            return ended(self.reason)
         if "failed" in report:
-            return RunResult("sandbox_error", message=report["failed"], **outcome)
-        if not report or report.get("reason") == "lost":
+            return ended("sandbox_error", message=report["failed"])
+        reason = report.get("reason")
+        if not report or reason == "lost":
             message = (
                 "the jail ended without a report; was it killed from outside, or did the machine run out of memory?"
             )
-            return RunResult("sandbox_error", message=message, **outcome)
-        if "reason" in report:
-            return RunResult(report["reason"], **outcome)
+            return ended("sandbox_error", message=message)
+        if reason is not None:
+            return ended(reason)
         code = report["exit_code"]
-        return RunResult(_status(code, report["cpu_seconds"], texts["stderr"], self.limits), exit_code=code, **outcome)
+        return ended(_status(code, report["cpu_seconds"], texts["stderr"], self.limits), exit_code=code)
 
 
 def _status(code: int, cpu_seconds: float, stderr: str, limits: SandboxLimits) -> RunStatus:
@@ -253,7 +255,7 @@ def _status(code: int, cpu_seconds: float, stderr: str, limits: SandboxLimits) -
     return "error"
 
 
-def _visible_files() -> dict[str, Any]:
+def _visible_files() -> JailFiles:
     """The interpreter and the libraries that it needs; the folders of installed packages are hidden."""
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
     own_libraries = [str(folder) for name in ("lib", "lib64") if (folder := Path(sys.base_prefix, name)).is_dir()]

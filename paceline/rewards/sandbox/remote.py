@@ -116,7 +116,7 @@ class RemoteSandbox:
         with ThreadPoolExecutor(min(len(programs), self.concurrency), thread_name_prefix="sandbox") as threads:
             return list(threads.map(self.run, programs))
 
-    def _post(self, program: Program) -> dict[str, Any]:
+    def _post(self, program: Program) -> dict[str, object]:
         body = {
             "code": program.code,
             "language": "python",
@@ -154,7 +154,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _result(run: dict[str, Any], output_bytes: int) -> RunResult:
+def _result(run: dict[str, object], output_bytes: int) -> RunResult:
     """The service's words for what happened, in ours. Raises a `ValueError` for words that we don't know."""
     said = run.get("status")
     code = run.get("return_code")

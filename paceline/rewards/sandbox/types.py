@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol
+from typing import Literal, NotRequired, Protocol, TypedDict
 
 from paceline.errors import ConfigError
 
-__all__ = ["Program", "RunResult", "RunStatus", "Sandbox", "SandboxLimits"]
+__all__ = ["JailFiles", "JailReport", "Program", "RunResult", "RunStatus", "Sandbox", "SandboxLimits"]
 
 RunStatus = Literal["ok", "error", "timeout", "memory", "output", "sandbox_error"]
 """`ok`: exit code 0. `error`: another exit code, or a signal. `timeout`, `memory`, `output`: that limit was exceeded.
@@ -90,3 +90,27 @@ class Sandbox(Protocol):
     def run_many(self, programs: Sequence[Program]) -> list[RunResult]:
         """Run many, side by side; results in the order of the programs."""
         ...
+
+
+class JailFiles(TypedDict):
+    """What a jail is made of, whatever runs in it."""
+
+    python: str
+    binds: list[str]
+    links: list[tuple[str, str]]
+    hidden: list[str]
+    environment: dict[str, str]
+    calls: NotRequired[dict[str, int]]
+    """Numbers of the system calls that it makes itself, and the filter of those that programs may make; on machines
+    where they are known."""
+    filter: NotRequired[bytes]
+
+
+class JailReport(TypedDict, total=False):
+    """What the jail says when a program has ended, or why it did not begin."""
+
+    seconds: float
+    cpu_seconds: float
+    exit_code: int
+    reason: RunStatus | Literal["lost"]
+    failed: str

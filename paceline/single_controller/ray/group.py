@@ -14,11 +14,13 @@ import ray
 
 from paceline.errors import WorkerError
 from paceline.external import imported_modules
-from paceline.protocol import DataProtoFuture
+from paceline.protocol import DataProto, DataProtoFuture
+from paceline.protocol.leaving import packed
 from paceline.redaction import known_secrets
 from paceline.single_controller.base import MeshRank, RankCall, WorkerGroup, call_tag
 from paceline.single_controller.base.dispatch import CollectFn, as_list
 from paceline.single_controller.base.worker import WorkerContext
+from paceline.single_controller.ray.column_store import ColumnStore, ObjectStore
 from paceline.single_controller.ray.heartbeat import forget_beats
 from paceline.single_controller.ray.pool import ProcessPool, RayResourcePool
 from paceline.single_controller.ray.shell import (
@@ -53,6 +55,9 @@ class RayWorkerGroup(WorkerGroup):
     on their own, so that several groups start at the same time; `construct_workers` must be called before any method.
     `worker_env` are environment variables of the processes, set before they start.
     """
+
+    column_store: ColumnStore | None = ObjectStore()
+    """Where large columns of answers stay until they are read; None: every answer comes to the driver whole."""
 
     def __init__(
         self,
@@ -125,11 +130,13 @@ class RayWorkerGroup(WorkerGroup):
         call_id = watch.new_call_id()
         tag = dict(call_tag.get({}))
         check_inputs = os.environ.get("PACELINE_CHECK_INPUTS") == "1"
-        packer = _Packer()
+        packer = _Packer(packs=self.column_store is not None)
         results, pending = [], []
         for rank_call in calls:
             args, kwargs, refs = packer.pack(rank_call)
-            call = Call(self.name, method, args, kwargs, tag, rank_call.answers, row_wise, check_inputs)
+            call = Call(
+                self.name, method, args, kwargs, tag, rank_call.answers, row_wise, check_inputs, self.column_store
+            )
             process = self._workers.processes[rank_call.rank]
             result, record = process.actor.execute.remote(call, *refs)
             watched = PendingCall(call_id, process, self.name, method, result.binary(), watch.unfinished(refs))
@@ -248,7 +255,8 @@ class _Packer:
     An object that several ranks get goes to the object store once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, packs: bool) -> None:
+        self._packs = packs
         self._stored: dict[int, tuple[object, ray.ObjectRef]] = {}  # holds the object, so that its id stays its own
 
     def pack(self, call: RankCall) -> tuple[tuple[object, ...], dict[str, object], list[ray.ObjectRef]]:
@@ -270,6 +278,7 @@ class _Packer:
             refs.append(value)
         else:
             if id(value) not in self._stored:
-                self._stored[id(value)] = (value, ray.put(value))
+                sent = packed(value) if self._packs and isinstance(value, DataProto) else value
+                self._stored[id(value)] = (value, ray.put(sent))
             refs.append(self._stored[id(value)][1])
         return FromValues(start, len(refs), resolver)

@@ -17,10 +17,12 @@ from paceline.external import import_external
 from paceline.log_file import log_process
 from paceline.machine import num_cores
 from paceline.private_apis.ray_private import class_of_actor
+from paceline.protocol import DataProto
 from paceline.redaction import remember_all
 from paceline.single_controller.base.calls import CallRecord, call_tag, run_method
 from paceline.single_controller.base.dispatch import CollectFn, drop_padding
 from paceline.single_controller.base.worker import Worker, WorkerContext, current_context
+from paceline.single_controller.ray.column_store import ColumnStore, Maker
 from paceline.single_controller.ray.heartbeat import Place, start_heartbeat
 
 
@@ -89,6 +91,8 @@ class Call:
     answers: bool
     row_wise: bool
     check_inputs: bool
+    column_store: ColumnStore | None
+    """Where large columns of the answer stay; None: they go along."""
 
 
 @dataclass(frozen=True)
@@ -158,18 +162,36 @@ class WorkerShell:
     @ray.method(num_returns=2)
     def execute(self, call: Call, *values: object) -> tuple[object, CallRecord]:
         """Run one call. The record is a result of its own, so that the driver can watch many calls for little."""
-        start = time.time()
         current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
         call_tag.set(call.tag)
+        args, kwargs = self._inputs(call, values)
+        start = time.time()
         try:
-            args, kwargs = _fill(call, values)
             worker = self._workers[call.role]
             output = run_method(worker, call.method, args, kwargs, check_inputs=call.check_inputs)
             if call.row_wise:
                 output = drop_padding(output, [*args, *kwargs.values()])
+            if not call.answers:
+                output = None
+            elif call.column_store is not None and isinstance(output, DataProto):
+                output = call.column_store.leave(output, Maker(call.role, self._rank, call.method))
         except Exception as error:
             raise self._failure(call.role, call.method, error) from None
-        return output if call.answers else None, self._record(call.role, call.method, start, call.tag)
+        return output, self._record(call.role, call.method, start, call.tag)
+
+    def _inputs(self, call: Call, values: tuple[object, ...]) -> tuple[list[object], dict[str, object]]:
+        """The arguments, with all their columns here."""
+
+        def fill(value: object) -> object:
+            value = value.resolve(values) if isinstance(value, FromValues) else value
+            return value.fetched() if isinstance(value, DataProto) else value
+
+        try:
+            return [fill(value) for value in call.args], {key: fill(value) for key, value in call.kwargs.items()}
+        except WorkerError:
+            raise  # of the worker that made a column
+        except Exception as error:
+            raise self._failure(call.role, call.method, error) from None
 
     def _failure(self, role: str, method: str, error: Exception) -> WorkerError:
         cause = RemoteCause.of(error)
@@ -188,10 +210,3 @@ class WorkerShell:
             end=time.time(),
             tag=tag,
         )
-
-
-def _fill(call: Call, values: tuple[object, ...]) -> tuple[list[object], dict[str, object]]:
-    def fill(value: object) -> object:
-        return value.resolve(values) if isinstance(value, FromValues) else value
-
-    return [fill(value) for value in call.args], {key: fill(value) for key, value in call.kwargs.items()}

@@ -217,6 +217,14 @@ class CallWatch:
         except RayError:
             raise _find_lost(results, calls) from None
 
+    def raise_failure(self) -> None:
+        """Raise the failure of a call that is known, or is in a moment: what was not to be had may follow from it."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while self._pending and not self._failures and time.monotonic() < deadline:
+            self._poll(0.1)
+        if self._failures:
+            raise self._first_failure()
+
     def _do_meanwhile(self) -> None:
         """What the driver does while it waits; what that waits for is waited for alone."""
         do = self.meanwhile

@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from paceline.errors import CheckpointError
 from paceline.files import keep_old, sync, sync_tree, write_atomically
@@ -33,6 +33,10 @@ from paceline.run_folder import (
     list_checkpoints,
 )
 
+if TYPE_CHECKING:
+    from paceline.data.changes import FileRecord
+    from paceline.trainer.ppo.rollouts_ahead import SavedRollout
+
 logger = logging.getLogger(__name__)
 
 _ANY = f"{CHECKPOINT_PREFIX}*"
@@ -40,6 +44,28 @@ _START_OVER = (
     "Set trainer.resume_mode=resume_path and trainer.resume_from_path to a complete checkpoint, or "
     "trainer.resume_mode=disable to start over."
 )
+
+
+class SavedState(TypedDict):
+    """The driver's part of a checkpoint, in trainer.json."""
+
+    global_step: int
+    dataloader: NotRequired[dict[str, int]]
+    """Its position in the data."""
+    data_files: NotRequired[dict[str, list[FileRecord]]]
+    """The files that the run began with, by key."""
+    kl_ctrl: NotRequired[dict[str, float]]
+    version: NotRequired[int]
+    """Of the policy; earlier versions of paceline did not save it."""
+    rollouts: NotRequired[list[SavedRollout]]
+    """Steps that were sampled ahead."""
+
+
+class _FileEntry(TypedDict):
+    """What the manifest says of a file."""
+
+    size: int
+    sha256: str
 
 
 # ------------------------------------------------------------------------------------------------------- saving
@@ -62,7 +88,7 @@ def _unfinished(checkpoints: Path, step: int) -> Path:
     return checkpoints / f".{checkpoint_name(step)}.tmp"
 
 
-def complete_checkpoint(temporary: Path, state: dict[str, Any]) -> Path:
+def complete_checkpoint(temporary: Path, state: SavedState) -> Path:
     """Make the folder that `begin_checkpoint` gave, with all roles in it, the latest checkpoint; gives its name."""
     checkpoints = temporary.parent
     final = checkpoints / temporary.name.removeprefix(".").removesuffix(".tmp")
@@ -103,7 +129,7 @@ def verify_checkpoint(folder: Path, *, hashes: bool = True, part: str | None = N
     if part is None and is_pruned(folder):
         return [f"{folder.name} was pruned and can't be resumed from: actor or critic are gone"]
     try:
-        wanted: dict[str, dict[str, Any]] = json.loads((folder / MANIFEST).read_text())["files"]
+        wanted: dict[str, _FileEntry] = json.loads((folder / MANIFEST).read_text())["files"]
     except FileNotFoundError:
         return [f"{folder.name} has no {MANIFEST}"]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -147,7 +173,7 @@ def _problems(folder: Path, *, hashes: bool) -> list[str]:
     return verify_checkpoint(folder, hashes=hashes)
 
 
-def _describe_files(folder: Path) -> dict[str, dict[str, Any]]:
+def _describe_files(folder: Path) -> dict[str, _FileEntry]:
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": digest}
@@ -244,11 +270,11 @@ def _finish_interrupted_replacements(checkpoints: Path) -> None:
             replaced.rename(folder)
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path) -> SavedState:
     """The driver's part of a checkpoint: step, data position, KL coefficient."""
     path = folder / STATE
     try:
-        state = json.loads(path.read_text())
+        state: SavedState = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{folder} is not a complete checkpoint: {path.name} can't be read ({error}).") from error
     if not isinstance(state, dict) or type(state.get("global_step")) is not int:
@@ -258,7 +284,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 def rewind(checkpoints: Path, folder: Path) -> None:
     """Make `folder` the latest checkpoint of its run, and set those of the branch that is left aside."""
-    step = int(read_state(folder)["global_step"])
+    step = read_state(folder)["global_step"]
     for other_step, other in reversed(_by_step(checkpoints).items()):
         if other_step >= step and os.path.realpath(other) != os.path.realpath(folder):
             keep_old(other)

@@ -6,7 +6,6 @@ Pure functions from DataProto to DataProto; no Ray, no models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,9 +64,13 @@ def apply_kl_penalty(
 
 
 def nonfinite_places(data: DataProto, names: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Which of these columns are NaN or infinite on a response token, with a mask of the places."""
+    """Which of these columns are NaN or infinite on a response token, with a mask of the places.
+
+    A column that its maker found finite is not looked at again, and so need not come here.
+    """
     mask = data.batch["response_mask"].bool()
-    columns = {name: data.batch[name] for name in names if name in data.batch}
+    unknown = [name for name in names if name in data.batch and not data.is_known_finite(name)]
+    columns = {name: data.batch[name] for name in unknown}
     columns |= {name: column.sum(dim=-1) for name, column in columns.items() if column.dim() == 3}
     broken = {
         name: ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
@@ -105,7 +108,7 @@ def compute_advantage(
     """
     needs = estimator_needs(adv_estimator)
     lambdas = {"lam_critic": lam_critic, "lam_length_alpha": lam_length_alpha}
-    further: dict[str, Any] = {name: value for name, value in lambdas.items() if value is not None}
+    further: dict[str, object] = {name: value for name, value in lambdas.items() if value is not None}
     if needs.needs_components:
         further |= {"reward_components": reward_components, "component_weights": component_weights}
     if needs.needs_sum_pi_squared:

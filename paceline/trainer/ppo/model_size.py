@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from paceline.config import ModelConfig
-from paceline.config.path_checks import MODEL_FILE, model_config
+from paceline.config.path_checks import MODEL_FILE, JsonObject, language_model_config, model_config
 from paceline.machine import total_memory
 
 FLOAT = 4
@@ -32,7 +32,7 @@ class ModelSize:
 
     shapes: dict[str, tuple[int, ...]]
     """Of each stored tensor: tied weights are stored once."""
-    config: dict[str, Any]
+    config: JsonObject
 
     def with_head(self, head: Head) -> ModelSize:
         """The same model under another head: a language model's own may be tied to the embeddings."""
@@ -123,8 +123,7 @@ def read_model_size(model: ModelConfig) -> ModelSize | None:
             shapes |= {name: tuple(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    config = model_config(folder)
-    return ModelSize(shapes, {**config, **config.get("text_config", {})}) if shapes else None
+    return ModelSize(shapes, language_model_config(model_config(folder))) if shapes else None
 
 
 def available_memory(device: str) -> int | None:

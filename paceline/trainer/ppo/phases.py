@@ -220,11 +220,13 @@ class Phases:
         rollout correction, those of the rollout are used as they are.
         """
         if self.correction.bypass:
-            return DataProtoFuture.of(DataProto.from_dict({"old_log_probs": batch.batch["rollout_log_probs"]}))
+            return DataProtoFuture.of(_rollouts_own(batch))
         if not rollout_has_log_probs(self.cfg):
             return self._compute_all_log_probs(batch)
         rows = batch[rows_to_check(batch.batch["response_mask"], self.cfg.trainer.seed, self.global_step)]
-        computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, rows)
+        # The rollout's numbers of these rows come back with the answer: they alone, and not all that lies beside them.
+        asked = {"compared": True} if "rollout_log_probs" in batch.batch else {}
+        computed = self._infer(self.actor_rollout_wg, self.actor_rollout_wg.compute_log_prob, rows, asked)
         return computed.then(lambda answer: self._verified_log_probs(batch, rows, answer))
 
     def _compute_all_log_probs(self, batch: DataProto) -> DataProtoFuture:
@@ -240,7 +242,9 @@ class Phases:
     def _verified_log_probs(self, batch: DataProto, rows: DataProto, computed: DataProto) -> DataProto:
         """The rollout's log-probs, or none where the update's own forward pass gives them; all of the actor's if the
         computed rows differ by more than rounding."""
-        metrics = probs_difference(rows, computed.batch["old_log_probs"])
+        beside = computed.select([name for name in ("rollout_log_probs",) if name in computed.batch], [], [])
+        compared = rows.select(["response_mask"], [], []).union(beside) if len(beside.batch.keys()) else rows
+        metrics = probs_difference(compared, computed.batch["old_log_probs"])
         found, bound = metrics.get(LARGEST_DIFFERENCE, 0.0), bound_of(self.cfg)
         if bound is not None and not found <= bound:  # NaN is beyond every bound
             logger.warning(
@@ -252,8 +256,8 @@ class Phases:
             )
             return self._compute_all_log_probs(batch).get()
         left_out = update_has_log_probs(self.cfg, num_conversations(batch))
-        tensors = {} if left_out else {"old_log_probs": batch.batch["rollout_log_probs"]}
-        return DataProto.from_dict(tensors=tensors, meta_info={"metrics": metrics})
+        answer = DataProto() if left_out else _rollouts_own(batch)
+        return replace(answer, meta_info={"metrics": metrics})
 
     def compute_ref_log_probs(self, batch: DataProto) -> DataProtoFuture | None:
         """Log-probs under the models that stay as they are: the reference, where a KL term needs them, and teachers."""
@@ -451,7 +455,8 @@ class Phases:
 
         `asked` tells the worker what it is to answer besides.
         """
-        inputs = batch.select(batch_keys=MODEL_INPUTS, non_tensor_batch_keys=[])
+        beside = ["rollout_log_probs"] if asked and "compared" in asked else []
+        inputs = batch.select(batch_keys=[*MODEL_INPUTS, *beside], non_tensor_batch_keys=[])
         inputs.meta_info = {**inputs.meta_info, **(asked or {})}
         shards = group.world_size if self.cfg.trainer.balance_batch else 1
         return self._issued(call_balanced(method, inputs, shards))
@@ -484,3 +489,8 @@ class Phases:
             role = "critic" if group is self.critic_wg else "actor"
             step.order[role] = dealt.pop(batch_keys=[ROW]).batch[ROW]
         return dealt
+
+
+def _rollouts_own(batch: DataProto) -> DataProto:
+    """The rollout's log-probs as those of the policy before its update."""
+    return batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs")

@@ -15,22 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
-from paceline.config.derived import learns_from_rewards
+from paceline.config.derived import learns_from_rewards, run_dir_of
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
 from paceline.data.rl_dataset import Batch, Item
 from paceline.files import readable_storage_errors
-from paceline.protocol import DataProto, DataProtoFuture
+from paceline.protocol import DataProtoFuture
 from paceline.report.ledger import LedgerFile
-from paceline.run_folder import (
-    CHECKPOINT_FILE,
-    CHECKPOINTS_FOLDER,
-    LEDGER_FILE,
-    METRICS_FILE,
-    STOP_FILE,
-    VALIDATION_FOLDER,
-    default_run_dir,
-)
+from paceline.run_folder import CHECKPOINTS_FOLDER, LEDGER_FILE, records_folder
 from paceline.single_controller.base import call_tag
 from paceline.single_controller.ray import RayWorkerGroup, limited_wait
 from paceline.trainer.ppo.computed_columns import (
@@ -45,22 +37,19 @@ from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
 from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
 from paceline.trainer.ppo.recorder import Recorder
-from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.roles import ResourcePoolManager, Role
-from paceline.trainer.ppo.rollouts_ahead import RolloutsAhead
+from paceline.trainer.ppo.rollout_schedules import make_rollouts
 from paceline.trainer.ppo.run_lock import run_lock
 from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.saving import Checkpoints, Resumed
-from paceline.trainer.ppo.schedule import Schedule
-from paceline.trainer.ppo.scoring import Scoring, ask_rules
+from paceline.trainer.ppo.scoring import Scoring
 from paceline.trainer.ppo.step import Step, position_of
-from paceline.trainer.ppo.stream import Stream
-from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
 from paceline.trainer.ppo.teachers import make_teachers
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
 from paceline.trainer.ppo.weight_transfer import make_weight_transfer
 from paceline.trainer.ppo.worker_groups import WorkerGroups, check_roles
+from paceline.trainer.progress import RunProgress
 from paceline.workers.reward_worker import RewardFn
 
 __all__ = ["RayPPOTrainer", "ResourcePoolManager", "Role", "apply_kl_penalty", "compute_advantage", "fit"]
@@ -144,18 +133,20 @@ class RayPPOTrainer(Phases, KnownNames):
         self.scoring = Scoring(self.cfg, getattr(reward_fn, "has_rule", None))
 
         self.data_files = DataFiles(self.cfg.data, has_own=train_dataset is None)
-        given: dict[str, Any] = {"processor": processor, "collate": collate_fn}
-        self.train_dataloader = make_train_loader(self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, **given)
-        self.val_dataloader = make_val_loader(self.cfg, tokenizer, val_reward_fn, val_dataset, **given)
+        self.train_dataloader = make_train_loader(
+            self.cfg, tokenizer, reward_fn, train_dataset, train_sampler, processor=processor, collate=collate_fn
+        )
+        self.val_dataloader = make_val_loader(
+            self.cfg, tokenizer, val_reward_fn, val_dataset, processor=processor, collate=collate_fn
+        )
         trainer = self.cfg.trainer
+        self.run_dir = run_dir_of(trainer)
+        self.records_dir = records_folder(self.run_dir, only_looks=trainer.val_only)
         self.total_training_steps = trainer.total_training_steps or trainer.total_epochs * len(self.train_dataloader)
-        self.global_step = 0
-        self.run_dir = Path(
-            trainer.default_local_dir or default_run_dir(trainer.project_name, trainer.experiment_name)
-        ).expanduser()
+        self.progress = RunProgress(self.run_dir, self.total_training_steps)
         self.groups = WorkerGroups(self.cfg, role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self.worker_groups = self.groups.by_role
-        self.rollouts = self._make_rollouts()
+        self.rollouts = make_rollouts(self, self.total_training_steps)
         self.schedule = self.rollouts.schedule
         self.checkpoints = Checkpoints(
             self.run_dir / CHECKPOINTS_FOLDER,
@@ -167,58 +158,26 @@ class RayPPOTrainer(Phases, KnownNames):
             kl_ctrl=self.kl_ctrl,
             rollouts=self.rollouts,
         )
-        # val_only on a run that has records leaves them as they are; that run may be going on.
-        peeks = trainer.val_only and (self.run_dir / METRICS_FILE).exists()
-        self.records_dir = self.run_dir / VALIDATION_FOLDER if peeks else self.run_dir
         self.conversations: Conversations | None = None
-        self._stop_file = self.run_dir / STOP_FILE
-        self._checkpoint_file = self.run_dir / CHECKPOINT_FILE
-        self._stopping = False
         self._open: Step | None = None
         self._taken: Step | None = None
         self._foreign: Path | None = None
         self._name_groups()
 
-    def _make_rollouts(self) -> RolloutsAhead | StreamedRollouts:
-        """Who gives the loop its steps, with their rollouts, as the schedule says."""
-        schedule, last_step = self.cfg.trainer.schedule, self.total_training_steps
-        if schedule.name == "streaming":
-            stream = Stream(schedule.max_staleness, last_step, in_order=schedule.on_too_old == "wait")
-            return StreamedRollouts(
-                stream,
-                self.train_dataloader,
-                self.draw_step,
-                self._request_pool,
-                n=self.cfg.actor_rollout_ref.rollout.n,
-                on_update=schedule.on_update,
-                sampling=self.set_sampling,
-                grade=self._ask_rules if self.cfg.trainer.overlap == "full" else None,
-                phase=lambda name, **about: self.log.phase(name, **about),
-            )
-        ahead = Schedule(schedule.max_staleness if schedule.name == "pipelined" else 0, last_step)
-        return RolloutsAhead(ahead, self.train_dataloader, self.draw_step, self.issue_rollout)
+    @property
+    def global_step(self) -> int:
+        """The step that runs, or ran last."""
+        return self.progress.step
 
-    def _request_pool(self) -> RequestPool:
-        """Where single requests go. A rollout with devices of its own samples beside the calls."""
-        (group,) = self.groups.generating
-        if self.rollout_wg is not None:
-            group.start_sampling(self.cfg.trainer.schedule.kv_cache)
-        return RequestPool(
-            group,
-            is_beside=self.rollout_wg is not None,
-            places=self.cfg.actor_rollout_ref.rollout.max_num_seqs,
-            is_fixed=self.cfg.trainer.schedule.max_staleness == 0,
-        )
+    @global_step.setter
+    def global_step(self, step: int) -> None:
+        self.progress.step = step
 
     def _look_after(self) -> None:
         """While the driver waits, whatever for."""
         with self.log.calls_of(self.global_step, self.schedule.version):
             self.rollouts.look_after()
         self.log.follow()
-
-    def _ask_rules(self, batch: DataProto) -> DataProtoFuture:
-        """Have responses graded that have ended, before their step begins."""
-        return ask_rules(batch, self.groups.reward)
 
     def _send_first_weights(self) -> None:
         """After the models were loaded, perhaps from a checkpoint."""
@@ -299,19 +258,13 @@ class RayPPOTrainer(Phases, KnownNames):
                     self._save_what_is_complete(error)
                     self.log.end("failed", error)
                     raise
-                self.log.end("stopped" if self._stopping else "finished")
+                self.log.end(self.progress.end)
 
     def _resume(self) -> Resumed | None:
         """Go to the checkpoint that the config names, if there is one."""
         resumed = self.checkpoints.resume()
-        if resumed is None:
-            return None
-        self.global_step = resumed.step
-        logger.info("resumed from %s at step %d of %d", resumed.folder, resumed.step, self.total_training_steps)
-        if resumed.step >= self.total_training_steps:
-            logger.warning(
-                "this run is complete; set trainer.total_training_steps higher, or trainer.resume_mode=disable."
-            )
+        if resumed is not None:
+            self.progress.go_on_from(resumed.folder, resumed.step)
         return resumed
 
     def _open_ledger(self, continues: bool, resumed: Resumed | None) -> None:
@@ -327,7 +280,7 @@ class RayPPOTrainer(Phases, KnownNames):
         )
         self._check_ledger()
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         """What a bundle of the flight recorder must know of the run beside its configuration."""
         classes = {getattr(role, "name", str(role)): cls.__qualname__ for role, cls in self.role_worker_mapping.items()}
         return {
@@ -346,8 +299,8 @@ class RayPPOTrainer(Phases, KnownNames):
 
     def steps(self) -> Iterator[Step]:
         """Each step that is left, with its prompts; its rollout was issued, by the weights that the schedule names."""
-        while not (self._is_last or self.cfg.trainer.val_only):
-            self.global_step += 1
+        while not (self.progress.is_last or self.cfg.trainer.val_only):
+            self.progress.step += 1
             self.log.begin_step(self.global_step)
             step = self.rollouts.next_step()
             self.recorder.begin(step, self._foreign)
@@ -364,28 +317,17 @@ class RayPPOTrainer(Phases, KnownNames):
         if trainer.overlap != "full":
             for update in step.updates:
                 update.get()
-        if self.val_dataloader is not None and self._is_due(trainer.test_freq):
+        if self.val_dataloader is not None and self.progress.is_due(trainer.test_freq):
             step.metrics |= self.validate()
-        self._stopping = self._stop_file.exists()
-        if self._stopping:
-            logger.warning("ending after step %d, as the file %s asks", step.number, self._stop_file)
-            self._stop_file.unlink()
-        if self._is_last:
+        stops = self.progress.look_for_stop()
+        if self.progress.is_last:
             self.close(step)
-        asked = self._is_asked_to_save(step)
-        if asked or self._stopping or self._is_due(trainer.save_freq):
+        asked = self.progress.is_asked_to_save()
+        if asked or stops or self.progress.is_due(trainer.save_freq):
             with self.log.phase("save_checkpoint"):
                 self.checkpoints.begin(step.number)
-        if self._is_last:
+        if self.progress.is_last:
             self.finish_checkpoint()
-
-    def _is_asked_to_save(self, step: Step) -> bool:
-        """Whether the file is there that asks for a checkpoint; it is removed."""
-        asked = self._checkpoint_file.exists()
-        if asked:
-            logger.info("saving a checkpoint after step %d, as the file %s asks", step.number, self._checkpoint_file)
-            self._checkpoint_file.unlink()
-        return asked
 
     def close(self, step: Step | None) -> None:
         """Wait for the updates of a step, if there is one, and write its line."""
@@ -404,6 +346,7 @@ class RayPPOTrainer(Phases, KnownNames):
         self._taken = None if self._taken is step else self._taken
         self.ledger.write(step.number, *step.accounted())
         self.rollouts.closed(step)
+        self.groups.step_closed(step.number)
         self._check_ledger()
 
     def _follow_kl(self, step: Step) -> None:
@@ -423,18 +366,6 @@ class RayPPOTrainer(Phases, KnownNames):
                     self.recorder.fail(self._taken, error, self.kl_ctrl.value)
         except Exception as error:
             logger.warning("the last step is not in the metrics, or not saved: %s", error)
-
-    @property
-    def _is_last(self) -> bool:
-        """Whether no step follows: the run is complete, or was asked to end here."""
-        return self._stopping or self.global_step >= self.total_training_steps
-
-    def _is_due(self, every: int | None) -> bool:
-        """Every so many steps, and at the end; None is only at the end, -1 never."""
-        if every == -1:
-            return False
-        at_end = self.global_step >= self.total_training_steps
-        return at_end or (every is not None and self.global_step % every == 0)
 
     def validate(self) -> dict[str, float]:
         """Validation metrics of the policy as it is now."""

@@ -164,12 +164,17 @@ def save_responses(responses: DataProto, path: Path) -> None:
 
 
 def load_responses(path: Path, requests: DataProto) -> DataProto:
-    """The responses in a file, which must be to these prompts, with one or more for each."""
+    """The responses in a file, which must be to these prompts, with one or more for each. Conversations may begin with
+    prompts of their own, so of them the number alone must be that of the prompts."""
     try:
         responses = DataProto.load_from_disk(path)
     except (OSError, DataError) as error:
         raise CheckpointError(f"the responses of a step can't be read: {error}") from error
     prompts = requests.batch["input_ids"]
+    if "conversation" in responses.batch:
+        if int(responses.batch["conversation"].max()) + 1 != len(prompts):
+            raise CheckpointError(f"{path} has the conversations of another number of prompts than the data have now.")
+        return responses
     if not torch.equal(prompts[:: max(1, len(prompts) // len(responses))], responses.batch["prompts"]):
         raise CheckpointError(f"{path} has responses to other prompts than those that the data have now.")
     return responses

@@ -85,7 +85,7 @@ class RunLog(RunRecords):
     def validating(self, num_prompts: int) -> Iterator[None]:
         """Calls issued inside belong to validation, not to the step's own phases."""
         trainer = self._config.trainer
-        self._validated: list[dict[str, Any]] = []
+        self._validated: list[dict[str, object]] = []
         self._next_notice = time.monotonic() + NOTICE_SECONDS
         notice = threading.Timer(NOTICE_SECONDS, self._say_validation)
         notice.daemon = True
@@ -122,7 +122,7 @@ class RunLog(RunRecords):
         rows = self._samples.choose(len(batch))
         return batch[rows], {name: column[rows] for name, column in info.items()}
 
-    def _rows(self, step: int, batch: DataProto, info: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    def _rows(self, step: int, batch: DataProto, info: dict[str, np.ndarray]) -> list[dict[str, object]]:
         source_key = self._config.data.reward_fn_key
         return generation_rows(batch, self._tokenizer, step=step, info=info, reward_fn_key=source_key)
 
@@ -159,10 +159,11 @@ class RunLog(RunRecords):
 
     def _show_samples(self, step: int, batch: DataProto) -> None:
         """Put into the log what is rewarded: reward hacking must be visible."""
+        batch = batch[: self._config.trainer.log_train_samples]  # the texts of others need not come here
         scores = batch.batch["token_level_scores"].sum(dim=-1)
         prompt_width = batch.batch["prompts"].shape[-1]
         lengths = batch.batch["attention_mask"][:, prompt_width:].sum(dim=-1)
-        for row in range(min(self._config.trainer.log_train_samples, len(batch))):
+        for row in range(len(batch)):
             valid = batch.batch["attention_mask"][row, :prompt_width].bool()
             logging.getLogger(SAMPLES_LOGGER).info(
                 "step %d sample: prompt %r response %r score %.3f",

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,6 +21,7 @@ from paceline.files import keep_old, readable_storage_errors
 from paceline.protocol import DataProtoFuture
 from paceline.run_folder import ACTOR, CRITIC, ROLLOUTS, STATE, can_be_resumed, checkpoint_name, latest_step
 from paceline.trainer.ppo.checkpoint import (
+    SavedState,
     abandon_checkpoint,
     begin_checkpoint,
     complete_checkpoint,
@@ -43,7 +44,7 @@ class _Unfinished:
     """A checkpoint that workers are writing, in a folder with a temporary name."""
 
     folder: Path
-    state: dict[str, Any]
+    state: SavedState
     ahead: AheadSnapshot | StreamSnapshot | None
     saving: list[DataProtoFuture]
     writing: list[DataProtoFuture] = field(default_factory=list)
@@ -122,13 +123,13 @@ class Checkpoints:
     def begin(self, step: int) -> None:
         """Save everything that the step after this one depends on."""
         ahead = None if self._rollouts is None else self._rollouts.snapshot()
-        state = {
+        state: SavedState = {
             "global_step": step,
             "dataloader": self._dataloader.state_dict(),
             "data_files": self._data_files.at_start,
         }
         if self._rollouts is not None and ahead is not None:
-            state |= {"version": self._rollouts.schedule.version, "rollouts": ahead.state}
+            state["version"], state["rollouts"] = self._rollouts.schedule.version, ahead.state
         self._data_files.warn_of_changes()
         with self._readable_failures(step):
             folder = begin_checkpoint(self.folder, step)
@@ -158,8 +159,9 @@ class Checkpoints:
             if unfinished.ahead is not None:
                 unfinished.ahead.write(unfinished.folder / ROLLOUTS)
             # Now, and not when it was begun: the coefficient moves when the updates of its step have ended.
-            kl = {} if self._kl_ctrl is None else {"kl_ctrl": self._kl_ctrl.state_dict()}
-            complete_checkpoint(unfinished.folder, unfinished.state | kl)
+            if self._kl_ctrl is not None:
+                unfinished.state["kl_ctrl"] = self._kl_ctrl.state_dict()
+            complete_checkpoint(unfinished.folder, unfinished.state)
             of_critic = self.config.max_critic_ckpt_to_keep if isinstance(self.config, TrainerConfig) else None
             prune_checkpoints(self.folder, self.config.max_actor_ckpt_to_keep, of_critic)
 
@@ -227,13 +229,13 @@ class Checkpoints:
         self._dataloader.load_state_dict(position)
         if self._kl_ctrl is not None:
             self._kl_ctrl.load_state_dict(state["kl_ctrl"])
-        return int(state["global_step"]), position != state["dataloader"]
+        return state["global_step"], position != state["dataloader"]
 
     def _load_rollouts(
-        self, rollouts: RolloutsAhead | StreamedRollouts, folder: Path, state: dict[str, Any], *, drops: bool
+        self, rollouts: RolloutsAhead | StreamedRollouts, folder: Path, state: SavedState, *, drops: bool
     ) -> None:
         """The steps ahead. Where the data have changed, responses to the old ones go: the epoch begins again."""
-        step = int(state["global_step"])
+        step = state["global_step"]
         assert isinstance(self.config, TrainerConfig)
         warming_up = max(0, self.config.critic_warmup - 1)
         version = state.get("version", max(0, step - warming_up))  # earlier versions of paceline did not save it

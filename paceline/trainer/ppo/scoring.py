@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from paceline.errors import RewardError
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.rewards import UNNAMED, add_model_scores, columns_of, columns_of_batch, reward_metrics, rows_of_model
 from paceline.schema import MODEL_INPUTS
+from paceline.workers.agent_rows import CHAT
 from paceline.workers.reward_worker import EXTRA_INFO
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ GRADED = ["prompts", "responses", "attention_mask", "response_mask"]
 
 
 def check_scorable(
-    reward_fn: object, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False
+    reward_fn: object, dataset: object, source_key: str, *, has_model: bool, validation: bool = False
 ) -> None:
     """Raise now, not in the middle of a run, for an unknown data source or a ground truth that can't be used.
 
@@ -53,7 +54,7 @@ def ask_rules(batch: DataProto, reward_wg: RayWorkerGroup, *, validation: bool =
 class Scoring:
     """Who scores a response in this run, and how their scores are put together."""
 
-    def __init__(self, config: PPOConfig, has_rule: Callable[[Any, Any], bool] | None) -> None:
+    def __init__(self, config: PPOConfig, has_rule: Callable[[object, object], bool] | None) -> None:
         self.source_key = config.data.reward_fn_key
         self.weights = read_weights(config.reward_model.weights)
         self.all_may_fail = config.reward_model.on_error is not None
@@ -80,7 +81,7 @@ class Scoring:
         sources = self._named_sources(batch)
         rows = np.flatnonzero(rows_of_model(sources, self.rows_with_rule(batch), self.weights))
         if len(rows):
-            chats = [name for name in ("raw_prompt",) if name in batch.non_tensor_batch]
+            chats = [name for name in ("raw_prompt", CHAT) if name in batch.non_tensor_batch]
             by_model = rm_wg.compute_rm_score(batch.select(batch_keys=MODEL_INPUTS, non_tensor_batch_keys=chats)[rows])
         return graded.then(lambda result: self._answer(batch, *self._with_model(batch, result, by_model, rows)))
 
@@ -93,7 +94,7 @@ class Scoring:
             meta_info={"metrics": grader_metrics(sources_of(batch, self.source_key), info)},
         )
 
-    def _named_sources(self, batch: DataProto) -> list[Any]:
+    def _named_sources(self, batch: DataProto) -> list[object]:
         return list(batch.non_tensor_batch.get(self.source_key, [None] * len(batch)))
 
     def rows_with_rule(self, batch: DataProto) -> np.ndarray:
@@ -127,7 +128,7 @@ class Scoring:
         return graded.batch["token_level_scores"], info
 
 
-def sources_of(batch: DataProto, source_key: str) -> list[Any]:
+def sources_of(batch: DataProto, source_key: str) -> list[object]:
     """The data source of each row, as metrics call it."""
     sources = batch.non_tensor_batch.get(source_key, [None] * len(batch))
     return [UNNAMED if source is None else source for source in sources]
@@ -165,7 +166,7 @@ def reward_components(batch: DataProto, names: Collection[str]) -> dict[str, tor
     return components
 
 
-def grader_metrics(sources: list[Any], fields: dict[str, np.ndarray]) -> dict[str, float]:
+def grader_metrics(sources: list[object], fields: dict[str, np.ndarray]) -> dict[str, float]:
     """Means and counts over all responses; none for a reward function that says nothing besides scores."""
     return reward_metrics(sources, fields) if "score" in fields else {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from paceline.trainer.ppo.step import make_requests
 
 
 def validate(
-    prompts: Iterable[dict[str, Any]],
+    prompts: Iterable[dict[str, object]],
     generate: Callable[[DataProto, DataProto], DataProtoFuture],
     score: Callable[[DataProto], DataProtoFuture],
     log: RunLog,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
@@ -28,6 +29,8 @@ from paceline.single_controller.ray import (
     RayWorkerGroup,
     create_colocated_worker_cls,
 )
+from paceline.single_controller.ray.column_store import ColumnStore, ObjectStore
+from paceline.single_controller.ray.queue_store import QueueSession, QueueStore
 from paceline.trainer.device import detect_device
 from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.dealing import num_mini_batches
@@ -96,6 +99,8 @@ class WorkerGroups:
         self.reward: RayWorkerGroup
         self.agents: RayWorkerGroup | None = None
         self._pools: list[RayWorkerGroup] = []
+        self._store: ColumnStore | None = None
+        self._queue: QueueSession | None = None
 
     def start(
         self,
@@ -107,6 +112,7 @@ class WorkerGroups:
     ) -> None:
         """Start all processes and load the models; if that fails, nothing is left behind."""
         try:
+            self._store = self._open_store()
             self._start_pools(tokenizer, self._optimizer_steps(num_prompts, last_step))
             self.reward = self._start_group(
                 ProcessPool(self.config.reward_model.num_workers, REWARD_POOL),
@@ -117,7 +123,13 @@ class WorkerGroups:
             if uses_agents(self.config):
                 self.agents = self._start_group(
                     ProcessPool(rollout.agent.num_workers, AGENT_POOL),
-                    RayClassWithInitArgs(AgentWorker, rollout, self.config.data, tokenizer),
+                    RayClassWithInitArgs(
+                        AgentWorker,
+                        rollout,
+                        self.config.data,
+                        tokenizer,
+                        with_chats=uses_reward_model(self.config),  # it may have to read them in a template of its own
+                    ),
                     name_prefix="agent",
                 )
             for group in self._pools:
@@ -150,6 +162,9 @@ class WorkerGroups:
 
     def shutdown(self) -> None:
         """Stop the workers and give their devices back."""
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
         for group in self._pools:
             group.shutdown()
         self._pools.clear()
@@ -222,8 +237,26 @@ class WorkerGroups:
             heartbeat_timeout_seconds=self.config.trainer.heartbeat_timeout_seconds,
             wait=False,
         )
+        if issubclass(self.group_cls, RayWorkerGroup):  # a group in this process has no store
+            group.column_store = self._store
         self._pools.append(group)
         return group
+
+    def _open_store(self) -> ColumnStore | None:
+        """Where large columns of answers stay."""
+        config, min_bytes = self.config, self.config.trainer.columns_stay_bytes
+        if min_bytes is None or not issubclass(self.group_cls, RayWorkerGroup):
+            return None
+        if not config.transfer_queue.enable:
+            return ObjectStore(min_bytes)
+        store = QueueStore(f"paceline-{uuid.uuid4().hex[:12]}", config.trainer.schedule.max_staleness, min_bytes)
+        self._queue = QueueSession(store, config.transfer_queue.num_storage_units)
+        return store
+
+    def step_closed(self, step: int) -> None:
+        """Columns of steps that are over need not be kept."""
+        if self._store is not None:
+            self._store.step_closed(step)
 
     def _class_with_args(self, role: Enum, run: RunContext) -> RayClassWithInitArgs:
         """Our roles get their own section of the config; a teacher and a user's role get the whole."""

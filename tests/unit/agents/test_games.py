@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from paceline.agents.conversation import Conversation, ConversationLimits, Sampl
 from paceline.agents.environment_loop import Environment, EnvironmentLoop
 from paceline.agents.games import GuessTheNumber
 from paceline.agents.loops import AgentContext, AgentRequest
-from paceline.agents.parsers import ToolCall, hermes_calls
+from paceline.agents.parsers import ToolCall, ToolFormat
 from paceline.agents.search import Search
 from paceline.agents.template import Message
 from paceline.agents.tools import Toolbox
@@ -22,7 +23,11 @@ from paceline.errors import DataError, PacelineError
 from tests.unit.agents.chats import chat_template
 
 CONTEXT = AgentContext(
-    chat_template("blocks"), ConversationLimits(200, 200), Toolbox([], max_characters=100, side="left"), hermes_calls, 1
+    chat_template("blocks"),
+    ConversationLimits(200, 200),
+    Toolbox([], max_characters=100, side="left"),
+    ToolFormat.named("hermes"),
+    1,
 )
 
 
@@ -30,7 +35,7 @@ def played(loop: EnvironmentLoop, *turns: str, row: dict[str, Any] | None = None
     """A conversation in which the model says these."""
     said = iter(turns)
 
-    async def generate(conversation: Conversation, max_tokens: int | None = None) -> Turn | None:
+    async def generate(conversation: Conversation, *_: object) -> Turn | None:
         if not conversation.room:
             return None
         ids = [*CONTEXT.template.encode(next(said)), 1]
@@ -90,6 +95,36 @@ def test_an_environment_that_hangs_is_named_in_time(method: str) -> None:
     loop = EnvironmentLoop(CONTEXT, environment=f"{__file__}:Sleepy", timeout_seconds=0.3, asleep=method)
     with pytest.raises(PacelineError, match=rf"Sleepy.{method} gave no answer within 0.3 s"):
         played(loop, "a")
+
+
+class Loud(Sleepy):
+    """Says more than anybody reads, and is slow."""
+
+    def __init__(self, count: int, seconds: float = 0.0) -> None:
+        super().__init__("")
+        self._count, self._seconds = count, seconds
+
+    def step(self, text: str) -> tuple[str, float, bool]:
+        time.sleep(self._seconds)
+        return "x" * self._count, 0.0, False
+
+
+def test_an_environment_that_floods_is_named_and_not_read() -> None:
+    loop = EnvironmentLoop(CONTEXT, environment=f"{__file__}:Loud", count=2_000_000)
+    with pytest.raises(PacelineError, match=r"Loud said 2,000,000 characters; 1,048,576 are the most"):
+        played(loop, "a")
+
+
+def test_no_more_methods_run_together_than_a_loop_allows() -> None:
+    loop = EnvironmentLoop(CONTEXT, environment=f"{__file__}:Loud", max_concurrent=2, count=0, seconds=0.1)
+    environments = [Loud(0, 0.1) for _ in range(4)]
+
+    async def ask() -> float:
+        started = time.monotonic()
+        await asyncio.gather(*(loop._asked(one.step, "") for one in environments))
+        return time.monotonic() - started
+
+    assert asyncio.run(ask()) >= 0.19
 
 
 def test_an_environment_that_does_not_close_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -98,6 +98,32 @@ def test_what_is_refused_is_said_and_stays_in_the_command(tmp_path: Path, capsys
     assert "#   trainer.nodes is not a key; did you mean trainer.nnodes?\n" in text
 
 
+def test_a_command_in_a_value_is_left_for_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = """NAME=run-$(date +%Y)
+python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 \\
+    data.train_files=a.parquet actor_rollout_ref.model.path=org/m trainer.experiment_name="$NAME"
+"""
+    text = imported(tmp_path, capsys, script)
+    assert "    \"trainer.experiment_name='run-$(date +%Y)'\"\n" in text
+    assert "is not run, and stands as it is written" in text
+
+
+def test_what_is_no_override_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = imported(tmp_path, capsys, SCRIPT, "--", "a.b=]", code=1)
+    assert "'a.b=]' is not an override" in text
+    assert "trainer.n_gpus_per_node=8" in command_of(text)
+    assert "critic.model.fsdp_config.param_offload=True" in command_of(text)
+
+
+def test_a_launch_inside_of_another_shell_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = """srun --overlap docker exec box bash -c "cd /w && python -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 data.train_files=['~/a.parquet',~/b.parquet] \\
+    actor_rollout_ref.model.path=org/m"
+"""
+    text = imported(tmp_path, capsys, script)
+    assert "data.train_files=['~/a.parquet','~/b.parquet']" in command_of(text)
+
+
 def test_a_script_without_a_launch_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.sh").write_text("echo hello\n")
     with pytest.raises(SystemExit) as stopped:

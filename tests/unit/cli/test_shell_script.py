@@ -52,7 +52,17 @@ from paceline.cli.shell_script import read_script
         ("X=b\ncase $X in\n a) Y=1;;\n b|c) Y=2;;\n *) Y=3;;\nesac\nrun $Y", ["run", "2"]),
         ("if [ a = b ]; then\n if [ c = c ]; then X=1; fi\nelse\n X=2\nfi\nrun $X", ["run", "2"]),
         ("f() {\n  run $1 \"$@\"\n}\nf x y", ["run", "x", "x", "y"]),
-        ("for i in 1 2; do run loop; done\nrun after", ["run", "after"]),
+        ("while true; do run loop; done\nrun after", ["run", "after"]),
+        ("for i in 1 2; do\n  if [ $i = 1 ]; then X=loop; fi\n  Y=$i\ndone\nrun $X $Y", ["run", "loop", "1"]),
+        ("for i in a; do run $i; done", ["run", "a"]),
+        ("shift 1\nrun \"$@\"", ["run", "two words"]),
+        ("shift 2\nrun a \"$@\"", ["run", "a"]),
+        ("run \"${@:2}\" \"${@:3}\" end", ["run", "two words", "end"]),
+        ("A=(x 'y z' w)\nB=abcde\nrun \"${A[@]:1:1}\" ${B:1:2} ${B: 3}", ["run", "y z", "bc", "de"]),
+        ("A=()\nrun \"${A[@]/a/b}\" end", ["run", "end"]),
+        ("cat <<-EOF\n\trun no\n\tEOF\nrun yes", ["run", "yes"]),
+        ("cat <<'EOF' | tee a\nrun no\nEOF\nrun yes", ["run", "yes"]),
+        ("cat <<EOF\nEOF\nrun yes", ["run", "yes"]),
         ("set -x\nrun a", ["run", "a"]),
         ("run a \\\n  b \\\n  # c \\\n  d", ["run", "a", "b"]),
         ("cat <<EOF\nrun no\nEOF\nrun yes", ["run", "yes"]),
@@ -93,6 +103,14 @@ def test_exports_and_what_was_not_understood_are_said() -> None:
 
 def test_variables_can_be_given() -> None:
     assert read_script("run ${N:-1}", variables={"N": "4"}).commands == [["run", "4"]]
+    assert read_script("N=$(count)\nrun $N", variables={"N": "4"}).commands == [["run", "4"]]
+    assert read_script("N=2\nrun $N", variables={"N": "4"}).commands == [["run", "2"]]
+
+
+def test_a_loop_is_taken_once_and_says_so() -> None:
+    script = read_script("for seed in 1 2; do run $seed; done")
+    assert script.commands == [["run", "1"]]
+    assert script.remarks == ["a loop is taken once, with seed=1 alone of 1 2"]
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"traner.nnodes": 2}, "traner is not a key; did you mean trainer?"),
     ({"trainer.gpus_per_node": 2}, "did you mean trainer.n_gpus_per_node?"),
-    ({f"{ACTOR}.ppo_micro_batch_size": 2}, f"did you mean {ACTOR}.ppo_micro_batch_size_per_gpu?"),
+    ({f"{ACTOR}.ppo_micro_batch_per_gpu": 2}, f"did you mean {ACTOR}.ppo_micro_batch_size_per_gpu?"),
     ({"xyzzy": 1}, "xyzzy is not a key."),
     ({"trainer.nnodes": 1.5}, "trainer.nnodes wants a whole number; got 1.5 (float)."),
     ({"trainer.nnodes": True}, "trainer.nnodes wants a whole number; got True (bool)."),
@@ -129,7 +129,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{MODEL}.lora_alpha": 0}, "actor_rollout_ref.model.lora_alpha=0"),
     (
         {f"{MODEL}.lora_rank": 8, f"{ACTOR}.strategy": "fsdp"},
-        "Set actor_rollout_ref.actor.strategy to local or fsdp2, or lora_rank to 0.",
+        "has no LoRA; set actor_rollout_ref.model.lora_rank=0, or actor_rollout_ref.actor.strategy=local or fsdp2.",
     ),
     ({f"{MODEL}.lora_rank": 8, f"{MODEL}.target_modules": []}, "target_modules=[] names no layers"),
     (
@@ -289,7 +289,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.temperature": 0}, f"{ROLLOUT}.temperature=0.0 is out of range"),
     ({f"{ROLLOUT}.temperature": 1e-45}, f"{ROLLOUT}.temperature=1e-45 is out of range; set it to a number >= 0.01."),
     ({f"{ROLLOUT}.top_p": 1.5}, f"{ROLLOUT}.top_p=1.5 is out of range; set it in (0, 1]."),
-    ({f"{ROLLOUT}.top_k": 0}, f"{ROLLOUT}.top_k=0 is out of range; set it to a number >= 1, or -1."),
+    ({f"{ROLLOUT}.top_k": -2}, f"{ROLLOUT}.top_k=-2 is out of range; set it to a number >= 1, or -1."),
     ({"data.max_response_length": 0}, "data.max_response_length=0 is out of range"),
     ({"data.train_max_samples": -5}, "data.train_max_samples=-5 is out of range"),
     ({"trainer.n_gpus_per_node": 0}, "trainer.n_gpus_per_node=0 is out of range; set it in [1, 1024]."),
@@ -520,7 +520,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {f"{ACTOR}.ulysses_sequence_parallel_size": 2, f"{ACTOR}.strategy": "fsdp", "trainer.n_gpus_per_node": 2},
-        f"{ACTOR}.strategy=fsdp keeps a sequence on one device. Set it to 1, or {ACTOR}.strategy=fsdp2.",
+        f"{ACTOR}.strategy=fsdp keeps a sequence on one device; set "
+        f"{ACTOR}.ulysses_sequence_parallel_size=1, or {ACTOR}.strategy=fsdp2.",
     ),
     (
         {f"{ACTOR}.ulysses_sequence_parallel_size": 2, "trainer.n_gpus_per_node": 3, f"{ACTOR}.strategy": "fsdp2"},
@@ -573,10 +574,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({f"{ROLLOUT}.multi_turn.tool_response_truncate_side": "lft"}, "did you mean left?"),
     ({f"{ROLLOUT}.multi_turn.tool_config_path": "{missing}.yaml"}, f"{ROLLOUT}.multi_turn.tool_config_path"),
     ({**TALKS, f"{ROLLOUT}.name": "hf"}, f"{ROLLOUT}.name=hf samples whole batches; with"),
-    ({**TALKS, **PIPELINED}, "trainer.schedule.name=pipelined is not supported with"),
+    ({**TALKS, **STREAMING}, "trainer.schedule.name=streaming is not supported with"),
     ({**TALKS, "algorithm.adv_estimator": "remax"}, "algorithm.adv_estimator=remax wants a greedy response"),
     ({**TALKS, **GRPO, "algorithm.filter_groups.enable": True}, "algorithm.filter_groups.enable=True is not supported"),
-    ({**TALKS, **REWARD_MODEL}, "reward_model.enable=True: a reward model scores one response"),
+    (
+        {**TALKS, **REWARD_MODEL, f"{ROLLOUT}.agent.rewards": "turns"},
+        f"reward_model.enable=True and {ROLLOUT}.agent.rewards=turns",
+    ),
     ({**TALKS, "data.custom_cls.path": __file__, "data.custom_cls.name": "Path"}, "they need the raw chat"),
     (
         {
@@ -710,7 +714,7 @@ def test_every_value_that_was_given_is_the_value_that_is_used():
     """All numbers, texts and switches at once, each set to something else than its default."""
     others: dict[Any, Callable[[Any], Any]] = {
         bool: lambda old: not old,
-        int: lambda old: (old or 0) + 1,
+        int: lambda old: abs(old or 0) + 1,  # not 0, which is no limit in verl's words
         float: lambda old: (old or 0.0) + 0.5,
         str: lambda old: f"/{old or ''}x",  # absolute, as paths will be
     }

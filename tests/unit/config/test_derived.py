@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.config import SFTConfig, TrainerConfig
 from paceline.config.derived import (
     actor_goes_by_tokens,
     backend_for,
     critic_config,
     policy_config,
     reward_model_config,
+    run_dir_of,
     with_backends,
+    with_trainer_keys,
 )
 from paceline.config.load import load_config
 from paceline.errors import ConfigError
@@ -180,3 +184,17 @@ def test_streaming_has_vllm_begin_no_step_ahead_of_its_time() -> None:
         ([streaming], {}),
     ):
         assert policy_config(config(*overrides)).rollout.engine_kwargs.vllm == expected
+
+
+def test_a_run_that_names_no_folder_has_one_by_project_and_experiment() -> None:
+    named = TrainerConfig(project_name="sums", experiment_name="first")
+    assert run_dir_of(named) == Path("runs/sums/first")
+    assert run_dir_of(TrainerConfig(default_local_dir="~/here")) == Path.home() / "here"
+
+
+def test_keys_of_the_trainer_change_in_a_copy_of_any_kind_of_run() -> None:
+    before = SFTConfig()
+    after = with_trainer_keys(before, device="cpu", resume_mode="disable")
+    assert (after.trainer.device, after.trainer.resume_mode) == ("cpu", "disable")
+    assert before == SFTConfig()
+    assert after.model is before.model

@@ -22,7 +22,7 @@ from paceline.errors import ConfigError
         ("actor_rollout_ref.rollout.temprature", "actor_rollout_ref.rollout.temperature"),
         ("trainer.adv_estimator", "algorithm.adv_estimator"),
         ("algorithm.critic_warmup", "trainer.critic_warmup"),
-        ("actor_rollout_ref.actor.ppo_micro_batch_size", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_per_gpu", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
         ("actor_rollout_ref.temperature", "actor_rollout_ref.rollout.temperature"),
         ("trainr", "trainer"),
     ],

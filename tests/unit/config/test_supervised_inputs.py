@@ -42,7 +42,7 @@ BAD: list[tuple[type[SupervisedConfig], dict[str, Any], str]] = [
     (SFT, {"model.path": "/no/model"}, "model.path: there is no folder /no/model"),
     (SFT, {"engine.strategy": "fsdp3"}, "engine.strategy='fsdp3' is not known"),
     (SFT, {"engine.strategy": "local", "trainer.n_gpus_per_node": 2}, "engine.strategy=local works on one device"),
-    (SFT, {"engine.strategy": "fsdp", "model.lora_rank": 4}, "model.lora_rank=4 with engine.strategy=fsdp"),
+    (SFT, {"engine.strategy": "fsdp", "model.lora_rank": 4}, "model.lora_rank=4: engine.strategy=fsdp has no LoRA"),
     (
         SFT,
         {"trainer.n_gpus_per_node": 8, "data.train_batch_size": 4},

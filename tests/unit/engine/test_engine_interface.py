@@ -53,14 +53,18 @@ def test_every_method_takes_what_the_interface_says() -> None:
 
 def test_an_engine_refuses_what_it_does_not_take() -> None:
     class Plain(LocalEngine):
-        takes_bfloat16 = takes_offload = takes_compile = False
+        takes_bfloat16 = takes_offload = takes_compile = takes_packing = False
 
     for spec, message in (
         (EngineSpec(ModelConfig(path="m", compute_dtype="bfloat16"), "value"), "set model.compute_dtype=float32"),
         (EngineSpec(ModelConfig(path="m", use_torch_compile=True), "value"), "set model.use_torch_compile=False"),
+        (EngineSpec(ModelConfig(path="m", use_remove_padding=True), "value"), "set model.use_remove_padding=False"),
         (EngineSpec(ModelConfig(path="m"), "value", param_offload=True), "set param_offload=False"),
         (EngineSpec(ModelConfig(path="m"), "value", optimizer_offload=True), "optimizer_offload=False"),
-        (EngineSpec(ModelConfig(path="m"), "value", ulysses_sequence_parallel_size=2), "keeps a sequence on one rank"),
+        (
+            EngineSpec(ModelConfig(path="m"), "value", ulysses_sequence_parallel_size=2),
+            "keeps a sequence on one device",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             Plain(spec)

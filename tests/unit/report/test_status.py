@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.report import status
-from paceline.report.status import StatusWriter, end_status, read_status
+from paceline.report.status import StatusWriter, deaths_before, end_status, read_status
 
 
 def test_what_runs_is_written_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +49,29 @@ def test_a_killed_run_is_silent_and_a_broken_file_is_none(tmp_path: Path) -> Non
     assert read_status(tmp_path)["state"] == "silent"
     path.write_text(json.dumps({"state": "finished", "updated": time.time() - 1000}))
     assert read_status(tmp_path)["state"] == "finished"
+
+
+def test_deaths_are_counted_through_restarts(tmp_path: Path) -> None:
+    """Of a run that is resumed, and of one that died before its first checkpoint."""
+
+    def start(*, resumes: bool) -> StatusWriter:
+        deaths = deaths_before(tmp_path, resumes=resumes)
+        return StatusWriter(tmp_path / "status.json", dict, total_steps=9, deaths=deaths)
+
+    def deaths() -> object:
+        return json.loads((tmp_path / "status.json").read_text())["deaths"]
+
+    assert deaths_before(tmp_path, resumes=False) == 0
+    killed = start(resumes=False)
+    killed._closed.set()  # it writes no more
+    killed._thread.join()
+    start(resumes=False).close("failed")
+    start(resumes=True).close("stopped")
+    assert deaths() == 2
+    start(resumes=True).close("finished")
+    assert deaths() == 2
+    start(resumes=False).close("finished")
+    assert deaths() == 0
 
 
 def test_a_run_ends_with_its_status(finished_run: Path) -> None:

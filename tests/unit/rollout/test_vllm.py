@@ -149,6 +149,13 @@ def test_sleep_gives_memory_back_until_the_next_call(started, folder: Path, monk
     assert calls == ["sleep 1", "wake", "sleep 1", "wake"]
 
 
+def test_another_number_of_positions_reaches_vllm(folder: Path) -> None:
+    spec = make_spec(folder)
+    assert "hf_overrides" not in engine_arguments(spec)
+    longer = replace(spec, model=replace(spec.model, max_position_embeddings=4096))
+    assert engine_arguments(longer)["hf_overrides"] == {"max_position_embeddings": 4096}
+
+
 def test_keys_become_arguments(folder: Path) -> None:
     spec = make_spec(
         folder,

@@ -47,11 +47,6 @@ def test_the_users_runtime_env_wins_over_the_shell_and_keeps_its_other_parts(mon
     assert user["env_vars"] == {"NCCL_DEBUG": "TRACE", "MINE": 3}
 
 
-def test_the_transfer_queue_is_switched_on_by_a_variable():
-    assert merged_runtime_env(transfer_queue=True)["env_vars"]["TRANSFER_QUEUE_ENABLE"] == "1"
-    assert "TRANSFER_QUEUE_ENABLE" not in merged_runtime_env()["env_vars"]
-
-
 def test_variables_that_a_submitted_job_carries_are_left_to_it(monkeypatch: pytest.MonkeyPatch):
     """Ray refuses what both `ray job submit` and its driver set."""
     job = {"runtime_env": {"env_vars": {"NCCL_DEBUG": "INFO", "MINE": "1"}}, "metadata": {}}

@@ -128,6 +128,14 @@ def test_all_problems_are_told_together(material: Path, tmp_path: Path) -> None:
 def test_lengths_beyond_the_models_positions_are_told(material: Path) -> None:
     text = problem(material, ConfigError, data__max_response_length=600)
     assert "make 632 tokens, but the model of actor_rollout_ref.model.path has 512 positions" in text
+    assert "or set actor_rollout_ref.model.max_position_embeddings." in text
+    dry_run(
+        material,
+        data__max_response_length=600,
+        actor_rollout_ref__model__max_position_embeddings=632,
+        algorithm__adv_estimator="grpo",
+        actor_rollout_ref__rollout__n=2,
+    )
 
 
 def test_a_tokenizer_that_is_larger_than_the_model_is_told(material: Path, tmp_path: Path) -> None:

@@ -89,19 +89,19 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
         ),
         (
             {"critic.strategy": "megatron", "critic.model.use_remove_padding": True},
-            "critic.model.use_remove_padding=True: critic.strategy=megatron does not pack sequences.",
+            "critic.model.use_remove_padding=True: critic.strategy=megatron does not pack sequences;",
         ),
         (
             {f"{ACTOR}.strategy": "veomni", f"{MODEL}.lora_rank": 8},
-            f"{MODEL}.lora_rank=8 with {ACTOR}.strategy=veomni, which has no LoRA.",
+            f"{MODEL}.lora_rank=8: {ACTOR}.strategy=veomni has no LoRA;",
         ),
         (
             {f"{ACTOR}.strategy": "veomni", f"{MODEL}.compute_dtype": "bfloat16"},
-            f"{MODEL}.compute_dtype=bfloat16: {ACTOR}.strategy=veomni computes in float32.",
+            f"{MODEL}.compute_dtype=bfloat16: {ACTOR}.strategy=veomni computes in float32;",
         ),
         (
             {**REWARD_MODEL, "reward_model.strategy": "megatron", "reward_model.model.compute_dtype": "bfloat16"},
-            "reward_model.model.compute_dtype=bfloat16: reward_model.strategy=megatron computes in float32.",
+            "reward_model.model.compute_dtype=bfloat16: reward_model.strategy=megatron computes in float32;",
         ),
         (
             {f"{ACTOR}.megatron.tensor_model_parallel_size": 2, **TWO},
@@ -140,7 +140,7 @@ def test_what_they_can_do_is_accepted(good: dict[str, Any], changes: dict[str, A
                 "critic.strategy": "fsdp2",
                 "critic.model.use_torch_compile": True,
             },
-            "critic.model.use_torch_compile=True: critic.strategy=fsdp2 does not compile layers.",
+            "critic.model.use_torch_compile=True: critic.strategy=fsdp2 does not compile layers;",
         ),
         (
             {f"{ACTOR}.strategy": "megatron", f"{ACTOR}.megatron.tensor_model_parallel_size": 0},

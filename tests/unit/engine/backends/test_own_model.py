@@ -89,7 +89,7 @@ def test_models_and_sizes_that_it_can_not_hold_are_refused(tmp_path: Path, setti
     ("changes", "message"),
     [
         ({"model": ModelConfig(compute_dtype="bfloat16")}, "set model.compute_dtype=float32"),
-        ({"lora": scenarios.LORA}, "set strategy=local or fsdp2"),
+        ({"lora": scenarios.LORA}, "set model.lora_rank=0, or strategy=local or fsdp2"),
     ],
 )
 def test_what_works_on_hugging_face_models_alone_is_refused(changes: dict[str, Any], message: str):

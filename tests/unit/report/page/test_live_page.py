@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import threading
 import time
 import urllib.error
@@ -19,13 +21,18 @@ from paceline.report.page.serve import PageServer
 from tests.browser import CHROMIUM, Browser
 
 EVIL = "</script><img src=x onerror='window.pwned=1'><b>bold</b>"
+TURNS = [{"by": "model", "text": "1<b>", "tokens": 2}, {"by": "read", "text": EVIL, "tokens": 1}]
 TOKENS = [["1", -0.5, 0.25, 1], ["<b>", -1.5, -0.5, 1], ["tool", None, None, 0]]
+
+
+OWN_PROCESS = {"driver": os.getpid()}
 
 
 def add_step(run: Path, step: int, score: float = 0.5) -> None:
     """What a run writes at the end of a step."""
+    rows = [{"response": EVIL, "tokens": TOKENS}, {"turns": TURNS, "tokens": TOKENS}]
     (run / "samples" / f"{step}.jsonl").write_text(
-        json.dumps({"kind": "training", "prompt": "p", "response": EVIL, "score": 1.0, "tokens": TOKENS}) + "\n"
+        "".join(json.dumps({"kind": "training", "prompt": "p", "score": 1.0, **row}) + "\n" for row in rows)
     )
     span = {"ph": "X", "name": "generate_sequences", "pid": 1, "tid": 1, "ts": step * 1e6, "dur": 5e5}
     span["args"] = {"pool": "global_pool", "role": "actor", "rank": 0, "step": step}
@@ -39,6 +46,7 @@ def add_step(run: Path, step: int, score: float = 0.5) -> None:
 def set_status(run: Path, **changes: object) -> None:
     status = json.loads((run / "status.json").read_text())
     now = {"state": "running", "updated": time.time(), "running": {"global_pool": "update_actor"}}
+    now["host"] = socket.gethostname()
     (run / "status.json").write_text(json.dumps(status | now | changes))
 
 
@@ -93,6 +101,19 @@ def test_a_long_run_costs_no_more_to_follow(run: Path) -> None:
         list(follower.changes())
     assert (time.process_time() - start) / 100 < 0.005  # of a look, of which there are two a second
     assert len(follower._calls.by_step) <= 2
+
+
+def test_a_run_that_is_not_there_for_a_moment_is_waited_for(
+    server: PageServer, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As when it is started anew: its files are put aside before there are others."""
+    moved = run.rename(run.with_name("moved"))
+    with urllib.request.urlopen(f"{server.address}events", timeout=10) as response:
+        assert response.read() == b""
+    moved.rename(run)
+    with urllib.request.urlopen(f"{server.address}events", timeout=10) as response:
+        assert response.readline() == b"event: data\n"
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def fetch(address: str, method: str = "GET", **headers: str) -> int:
@@ -159,6 +180,10 @@ def test_a_browser_follows_a_run(
         wait_for(browser, "document.documentElement.dataset.ready === 'yes'")
         assert browser.run("document.querySelectorAll('#charts figure').length") > 5
         assert "running, step" in browser.run(text_of("now-runs"))
+        set_status(run, queue={"sampling": 12, "ended": 4}, waits="training", deaths=2, processes=OWN_PROCESS)
+        wait_for(browser, f"{text_of('now-runs')}.includes('prompts: 12 sampling, 4 ended · the training waits')")
+        assert "died 2 times before" in browser.run(text_of("now-runs"))
+        wait_for(browser, f"{text_of('processes')}.includes('{os.getpid()}')")
 
         # A step is on the screen within two seconds, and nothing of it becomes markup.
         start = time.monotonic()
@@ -173,9 +198,8 @@ def test_a_browser_follows_a_run(
         assert browser.run("window.pwned === undefined && document.querySelector('#samples-list img') === null")
 
         # Tokens, by pointer and by keyboard.
-        browser.run(
-            "document.querySelectorAll('.token')[1].dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
-        )
+        pointed = "dispatchEvent(new PointerEvent('pointerover', {bubbles: true}))"
+        browser.run(f"document.querySelectorAll('.token')[1].{pointed}")
         reading = "document.querySelector('.tokens + .reading').textContent"
         assert browser.run(reading).startswith('token 1 "<b>": log-prob -1.5, probability 0.2231, advantage -0.5')
         browser.run("document.querySelector('.tokens').focus()")
@@ -183,6 +207,18 @@ def test_a_browser_follows_a_run(
             "document.querySelector('.tokens').dispatchEvent(new KeyboardEvent('keydown', {key: 'End', bubbles: true}))"
         )
         assert "not written by the policy" in browser.run(reading)
+
+        # A conversation: what was read is told apart, and its tokens are read in the same way.
+        conversation = "document.querySelectorAll('#samples-list .sample')[1]"
+        assert browser.run(f"[...{conversation}.querySelectorAll('.label')].map(label => label.textContent)") == [
+            "prompt",
+            "model · 2 tokens",
+            "read, not trained · 1 tokens",
+            "tokens",
+        ]
+        browser.run(f"{conversation}.querySelectorAll('.token')[2].{pointed}")
+        of_conversation = f"{conversation}.querySelector('.tokens + .reading').textContent"
+        assert "advantage none, not written by the policy: mask 0" in browser.run(of_conversation)
 
         # A step that was chosen stays while others come.
         browser.set("gantt-step", "2")

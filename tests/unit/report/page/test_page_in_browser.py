@@ -77,6 +77,10 @@ def test_pictures_are_taken_of_a_report(browser: Browser, run: Path, tmp_path: P
         assert width == pictures.WIDTH
         assert height > 300
         assert len(content) > 10_000
+    monkeypatch.setattr(sys, "argv", ["pictures", "--small"])
+    with pytest.raises(SystemExit):
+        pictures.main()
+    assert "--small makes no pictures for docs/images" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["pictures", "--output", str(tmp_path)])
     monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0))
     with pytest.raises(SystemExit):

@@ -1,0 +1,64 @@
+"""What of a batch need not travel: columns that stay where they were made, and those that take few bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.protocol.batch import DataProto
+from paceline.protocol.held import HeldColumn, StoredRows
+from paceline.protocol.runs import pack, repeated_rows
+
+SMALLEST_PACKED_BYTES = 1000
+ANSWER_SHARE = 1 / 16
+"""A column of an answer travels packed when it takes at most this share of its bytes; else it may stay."""
+ARGUMENT_SHARE = 1 / 2
+"""A column that the driver sends has to travel, so that half is a gain."""
+BYTES_APART = 250_000
+"""Rows that are stored together: whoever needs one of them, on another node, fetches all."""
+
+
+def left_behind(answer: DataProto, keep: Callable[[list[Tensor]], Sequence[StoredRows]], min_bytes: int) -> DataProto:
+    """An answer without its large columns: `keep` stores their pieces, of whole rows, where they are.
+
+    Small ones go along, and those that are a few stretches a row go packed.
+    """
+
+    def leave(column: Any) -> Any:
+        if isinstance(column, HeldColumn) or column.layout != torch.strided:
+            return column
+        if column.nbytes < min(min_bytes, SMALLEST_PACKED_BYTES) or not len(column):
+            return column
+        about: dict[str, Any] = {"dtype": column.dtype, "row_shape": tuple(column.shape[1:])}
+        about["is_finite"] = not column.is_floating_point() or (
+            column.element_size() > 1 and bool(torch.isfinite(column).all())
+        )
+        if (runs := pack(column, ANSWER_SHARE)) is not None:
+            return HeldColumn([runs], **about)
+        if column.nbytes < min_bytes:
+            return column
+        rows = max(1, BYTES_APART * len(column) // column.nbytes)
+        return HeldColumn(keep(list(column.detach().cpu().split(rows))), **about)
+
+    return answer.with_columns(leave)
+
+
+def packed(data: DataProto) -> DataProto:
+    """A batch to send, with the columns packed that take fewer bytes so; rows that repeat the one before go once."""
+
+    def smaller(column: Any) -> Any:
+        if isinstance(column, HeldColumn) or column.nbytes < SMALLEST_PACKED_BYTES or column.layout != torch.strided:
+            return column
+        sources: list[Any] = [column.detach()]
+        if (index := repeated_rows(column)) is not None:
+            firsts = [0, *((index[1:] != index[:-1]).nonzero()[0] + 1).tolist()]
+            sources = [column.detach()[firsts]]
+        runs = pack(sources[0], ARGUMENT_SHARE)
+        if runs is None and index is None:
+            return column
+        return HeldColumn(sources if runs is None else [runs], column.dtype, tuple(column.shape[1:]), index)
+
+    return data.with_columns(smaller)

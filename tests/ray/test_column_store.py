@@ -1,0 +1,198 @@
+"""Large columns of answers stay where they were made: what the driver reads comes to it, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import ray
+import torch
+from ray.util.state import list_objects
+
+from paceline.errors import WorkerError
+from paceline.protocol import DataProto
+from paceline.protocol.held import HeldColumn
+from paceline.single_controller.base import Dispatch, Worker, register
+from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from paceline.single_controller.ray.column_store import ObjectRows, ObjectStore
+
+WIDTH = 5000
+
+
+class Maker(Worker):
+    leaves_inputs_alone = True
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def make(self, data: DataProto) -> DataProto:
+        """Columns of 20 KB a row, which say the row; and a mask."""
+        rows = data.batch["row"]
+        large = rows[:, None] * 1.0 + torch.arange(WIDTH) / 8192
+        mask = (torch.arange(WIDTH) <= rows[:, None]).long()
+        return DataProto.from_dict({"row": rows, "large": large, "ids": large.long(), "mask": mask})
+
+    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def double(self, data: DataProto) -> DataProto:
+        assert not any(isinstance(column, HeldColumn) for column in data._columns().values())
+        return DataProto.from_dict({"twice": data.batch["large"] * 2, "row": data.batch["row"]})
+
+    @register(Dispatch.ONE_TO_ALL)
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Writer(Worker):
+    """A user's class: it may write to what it gets."""
+
+    @register(Dispatch.DP_COMPUTE_PROTO)
+    def spoil(self, data: DataProto) -> DataProto:
+        data.batch["large"].zero_()
+        return data
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray_session() -> Iterator[None]:
+    environment = {"env_vars": {"PACELINE_CHECK_INPUTS": "1"}}
+    ray.init("local", num_cpus=6, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+    yield
+    ray.shutdown()
+
+
+def start(name: str, cls: type[Worker] = Maker, devices: int = 2) -> RayWorkerGroup:
+    return RayWorkerGroup(
+        RayResourcePool([devices], use_gpu=False, name_prefix=f"{name}_pool"), RayClassWithInitArgs(cls), name
+    )
+
+
+@pytest.fixture(scope="module")
+def makers() -> Iterator[RayWorkerGroup]:
+    group = start("makers")
+    yield group
+    group.shutdown()
+
+
+@pytest.fixture
+def fetched(monkeypatch) -> list[int]:
+    """The bytes of each column, or part of one, that this process fetches."""
+    found: list[int] = []
+    real = ObjectRows.fetch.__func__
+
+    def fetch(cls, stored):
+        tensors = real(cls, stored)
+        found.extend(tensor.nbytes for tensor in tensors)
+        return tensors
+
+    monkeypatch.setattr(ObjectRows, "fetch", classmethod(fetch))
+    return found
+
+
+def rows(count: int) -> DataProto:
+    return DataProto.from_dict({"row": torch.arange(count)})
+
+
+def test_the_driver_passes_rows_of_several_makers_on_without_fetching_them(makers, fetched):
+    made = makers.make(rows(61)).get()
+    order = torch.randperm(61, generator=torch.Generator().manual_seed(0))
+    doubled = makers.double(made.select(["large", "row"])[order]).get()  # 61 rows over 2 ranks: one is padding
+    assert doubled.batch["row"].tolist() == order.tolist()
+    lengths = made.batch["mask"].sum(dim=1)
+    assert lengths.tolist() == [number + 1 for number in range(61)]
+    assert len(pickle.dumps(made)) < 20_000
+    assert fetched == []
+    expected = 2 * (order[:, None] * 1.0 + torch.arange(WIDTH) / 8192)
+    assert torch.equal(doubled.batch["twice"], expected)
+    assert sum(fetched) == expected.nbytes
+
+
+def test_a_future_goes_from_one_call_to_the_next_without_the_driver(makers, fetched):
+    doubled = makers.double(makers.make(rows(8)))
+    assert doubled.get().batch["row"].tolist() == list(range(8))
+    assert fetched == []
+
+
+def test_without_a_store_every_column_comes_and_is_the_same(makers, fetched):
+    left = makers.make(rows(9)).get()
+    carried_by = start("carriers", devices=1)
+    carried_by.column_store = None
+    carried = carried_by.make(rows(9)).get()
+    assert all(isinstance(column, torch.Tensor) for column in carried._columns().values())
+    for name, column in carried.batch.items():
+        assert torch.equal(left.batch[name], column)
+    carried_by.shutdown()
+
+
+def test_small_columns_come_with_the_answer(makers):
+    made = makers.make(rows(9)).get()
+    assert isinstance(made._columns()["row"], torch.Tensor)
+    assert isinstance(made._columns()["large"], HeldColumn)
+
+
+def test_a_worker_that_writes_to_its_inputs_changes_nothing_of_others(makers):
+    made = makers.make(rows(4)).get()
+    writers = start("writers", Writer)
+    spoilt = writers.spoil(made)
+    assert not spoilt.batch["large"].any()
+    assert torch.equal(made.batch["large"][:, 0], torch.arange(4.0))
+    writers.shutdown()
+
+
+def stored_megabytes() -> float:
+    return sum(one.object_size or 0 for one in list_objects(limit=10_000, detail=True)) / 1e6
+
+
+def test_what_no_batch_names_any_more_is_freed(makers):
+    gc.collect()
+    made = makers.make(rows(200)).get()
+    part = made[:2].select(["large"])
+    sizes = [piece.ref for piece in made._columns()["ids"].sources]
+    assert len(sizes) > 2
+    assert stored_megabytes() > 11
+    del made, sizes
+    deadline = time.monotonic() + 30
+    while stored_megabytes() > 11 and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.5)
+    assert stored_megabytes() < 11
+    assert part.batch["large"][:, 0].tolist() == [0.0, 1.0]
+
+
+def test_columns_of_a_dead_worker_are_missed_by_its_name():
+    group, others = start("mortal"), start("others")
+    made = group.make(rows(8)).get()
+    pid = group.pid()[1]
+    os.kill(pid, signal.SIGKILL)
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.1)
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match="mortal rank 1 failed in make: columns of its answer") as caught:
+        others.double(made).get()
+    assert (caught.value.role, caught.value.rank, caught.value.method) == ("mortal", 1, "make")
+    with pytest.raises(WorkerError, match="mortal rank 1 failed in make: columns of its answer"):
+        made.batch["large"].sum()
+    assert made[:4].batch["large"][:, 0].tolist() == [0.0, 1.0, 2.0, 3.0]  # of the rank that lives
+    assert time.monotonic() - started < 20
+    others.shutdown()
+    group.shutdown()
+
+
+def test_a_death_under_a_call_is_told_and_not_the_columns_that_went_with_it():
+    group = start("dying")
+    made = group.make(rows(8)).get()
+    pid = group.pid()[1]
+    os.kill(pid, signal.SIGSTOP)
+    waits = group.double(made)
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(1.0)
+    with pytest.raises(WorkerError, match="dying rank 1 failed in double"):
+        made[4:].batch["large"].sum()
+    del waits
+    group.shutdown()
+
+
+def test_the_store_of_a_group_says_what_is_large():
+    assert RayWorkerGroup.column_store == ObjectStore(32_000)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from paceline.cli.replay import main as replay
 from paceline.errors import NonFiniteError
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from tests.in_process import build_in_process, train_in_process
@@ -206,3 +207,14 @@ def test_a_teacher_that_says_nothing_finite_ends_the_run(
     monkeypatch.setattr(trainer, "compute_ref_log_probs", broken)
     with pytest.raises(NonFiniteError, match="top_log_probs is not finite"):
         trainer.fit()
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["beside rewards", "alone"])
+def test_a_recorded_step_is_made_again_to_the_last_bit(
+    material: Path, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], alone: bool
+) -> None:
+    recorded = {"trainer.record": "every", "trainer.total_training_steps": 2, "trainer.val_before_train": False}
+    make = config if alone else beside_rewards
+    train_in_process(make(material, tmp_path, **{**recorded, **APART, "trainer.save_freq": -1}))
+    assert replay([str(tmp_path), "--step", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("replay: equal to the last bit")

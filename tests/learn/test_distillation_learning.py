@@ -16,7 +16,7 @@ from tests.runs import base_config, read_metrics
 pytestmark = pytest.mark.slow
 
 ACCURACY = "val-core/paceline/sums/acc/mean@1"
-PROMPTS, RESPONSES, STEPS = 40, 8, 40
+PROMPTS, RESPONSES, STEPS = 40, 8, 24
 
 
 @pytest.fixture(scope="module")

@@ -68,8 +68,8 @@ from paceline.trainer.ppo.worker_groups import WorkerGroups
 
 logger = logging.getLogger(__name__)
 
-ANSWERS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", *TAUGHT, "values", "token_level_scores")
-ANSWERS += ("reward_baselines",)
+OF_MODELS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", *TAUGHT, "values")
+ANSWERS = (*OF_MODELS, "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
 ROW = "row"
 """The number of a row in its batch, while a recorded step is dealt."""

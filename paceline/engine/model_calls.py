@@ -14,7 +14,11 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from paceline.engine.hf_models import ModelKind
+from paceline.engine.top_tokens import Likeliest
 from paceline.protocol.image_columns import GRIDS, PIXELS, image_inputs
+
+TOP_TOKENS = "top_tokens"
+"""A column of tokens (batch, response, k) whose log-probs a loss wants beside those of the sampled ones."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,10 @@ class ModelCall:
     """(asked,) the tokens that follow there."""
     sum_pi_squared: bool = False
     """Whether the squared probabilities of all tokens are asked for, summed, beside log-probs and entropy."""
+    candidates: Tensor | None = None
+    """(asked, k) further tokens whose log-probs are asked for there."""
+    likeliest: Likeliest | None = None
+    """The likeliest tokens are asked for, in place of all others."""
 
 
 def padded_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) -> ModelCall:
@@ -85,6 +93,12 @@ def aligned_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device)
         places=(rows * width + position_ids[rows, columns]).to(device),
         tokens=_next_tokens(micro_batch["input_ids"], rows, columns).to(device),
     )
+
+
+def candidates_of(micro_batch: TensorDict, device: torch.device) -> Tensor | None:
+    """The tokens of `top_tokens` at the places that are asked for, in the order of the calls above; None without it."""
+    top_tokens = micro_batch.get(TOP_TOKENS, None)
+    return None if top_tokens is None else top_tokens[micro_batch["response_mask"].bool()].long().to(device)
 
 
 def _needed(micro_batch: TensorDict, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,7 @@ def check_images(cfg: PPOConfig) -> Iterator[str]:
     if cfg.reward_model.enable:
         yield f"reward_model.enable=True with {chosen}: a reward model reads text. Set custom_reward_function.path."
     untried = {
+        "distillation.enabled": cfg.distillation.enabled,
         f"{MODEL}.lora_rank": model.lora_rank,
         f"{MODEL}.use_torch_compile": model.use_torch_compile,
         f"{ACTOR}.ulysses_sequence_parallel_size": actor.ulysses_sequence_parallel_size - 1,

@@ -6,7 +6,7 @@ gives back its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -58,7 +58,7 @@ class SharedRows(MicroBatchEngine):
         if self.row_group is None:
             return data, slice(0, len(data))
         columns: TensorDict = data.batch
-        own: dict[str, Tensor] = dict(columns.items())
+        own: dict[str, Any] = dict(columns.items())
         parts = gather_objects(own, self.row_group)
         lengths = [len(part["attention_mask"]) for part in parts]
         start = sum(lengths[: self.row_rank])

@@ -58,7 +58,7 @@ def plain_step(actors: list, array: np.ndarray) -> None:
 
 def step(group: RayWorkerGroup, batch: DataProto) -> None:
     for future in [group.send_back(batch) for _ in range(CALLS_OF_A_STEP)]:
-        future.get()
+        future.get().fetched()
 
 
 def compare(
@@ -134,7 +134,7 @@ def measure_transfer(megabytes: int, repeats: int) -> None:
         batch = DataProto.from_dict({"x": torch.from_numpy(array)})
 
         def ours() -> DataProto:
-            return group.send_back(batch).get()
+            return group.send_back(batch).get().fetched()
 
         def plain() -> np.ndarray:
             return np.concatenate(ray.get(plain_send(actors, array)))

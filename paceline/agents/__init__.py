@@ -4,7 +4,9 @@ conversation       tokens of a conversation as they came, and the observations b
 template           the chat template of the tokenizer
 loops              what happens between turns: AgentLoop, single_turn_agent, tool_agent
 environment_loop   an environment as the other side: reset and step; games has some
-gateway            a program with OpenAI's client as the other side; openai_messages is its protocol
+gateway            a program with OpenAI's client as the other side
+openai_server      its protocol: openai_messages; choice_reader reads answers as they come; served_model has them
+                   from a trained model alone
 tools, parsers     what a model may call, and how it says so; calculator, search and mcp_tools are tools
 runner             all conversations of a process, in one event loop
 link, wire         its connections to the rollout's processes

@@ -46,6 +46,8 @@ class Sampled:
     finished_by_eos: bool
     is_stopped: bool = False
     """Whoever asked for it ended it: the last token completes a text that it was to stop at."""
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that sampled each token, where that was asked."""
 
 
 @dataclass
@@ -71,23 +73,29 @@ class ConversationRow:
     """0 on observations."""
     rewards: list[float] = field(default_factory=list)
     """Of a turn, at its last token."""
+    versions: list[int] = field(default_factory=list)
+    """Of the weights that sampled each token; 0 on observations."""
 
-    def add(self, token_ids: Sequence[int], log_probs: Sequence[float] | None = None) -> None:
+    def add(
+        self, token_ids: Sequence[int], log_probs: Sequence[float] | None = None, versions: Sequence[int] = ()
+    ) -> None:
         """Append sampled tokens or, without log-probs, an observation."""
         self.response_ids += token_ids
         self.mask += [int(log_probs is not None)] * len(token_ids)
         self.log_probs += log_probs if log_probs is not None else [0.0] * len(token_ids)
         self.rewards += [0.0] * len(token_ids)
+        self.versions += versions or [0] * len(token_ids)
 
     def branch(self) -> ConversationRow:
         """Another row that goes on from here. What was sampled before trains in this one."""
-        count = len(self.response_ids)
-        return ConversationRow([*self.prompt_ids], [*self.response_ids], [0] * count, [0.0] * count, [0.0] * count)
+        row = ConversationRow([*self.prompt_ids])
+        row.add(self.response_ids)
+        return row
 
     def cut_observation(self) -> None:
         """Nothing follows an observation at the end, so no token learns from it."""
         while self.mask and not self.mask[-1]:
-            for column in (self.response_ids, self.mask, self.log_probs, self.rewards):
+            for column in (self.response_ids, self.mask, self.log_probs, self.rewards, self.versions):
                 column.pop()
 
 
@@ -207,7 +215,7 @@ class Conversation:
         if self._is_chat and not self._text:
             self._text = self._template.render(self.messages, self.tools)
         self.messages.append({"role": "assistant", "content": text})
-        self.rows[-1].add(ids, sampled.log_probs)
+        self.rows[-1].add(ids, sampled.log_probs, sampled.versions)
         turn = Turn(text, len(ids), sampled.finished_by_eos)
         self.turns.append(turn)
         if not sampled.finished_by_eos and not sampled.is_stopped:

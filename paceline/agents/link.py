@@ -25,22 +25,25 @@ class _Awaited:
     watch: Watch | None
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
-    def take(self, token_ids: Sequence[int], log_probs: Sequence[float]) -> bool:
+    def take(self, token_ids: Sequence[int], log_probs: Sequence[float], versions: Sequence[int]) -> bool:
         """Show these tokens. True if the turn is over with one of them, whatever was sampled behind it."""
         assert self.watch is not None
-        for token_id, log_prob in zip(token_ids, log_probs, strict=True):
+        for token_id, log_prob, version in zip(token_ids, log_probs, versions, strict=True):
             self.token_ids.append(token_id)
             self.log_probs.append(log_prob)
+            self.versions.append(version)
             if self.watch(token_id, log_prob):
-                self.answer.set_result(Sampled(self.token_ids, self.log_probs, False, is_stopped=True))
+                own = (self.token_ids, self.log_probs, False)
+                self.answer.set_result(Sampled(*own, is_stopped=True, versions=self.versions))
                 return True
         return False
 
     def end(self, sampled: Sampled) -> None:
         if self.watch is not None:
             known, last = len(self.token_ids), len(sampled.token_ids) - sampled.finished_by_eos
-            if self.take(sampled.token_ids[known:last], sampled.log_probs[known:last]):
+            if self.take(sampled.token_ids[known:last], sampled.log_probs[known:last], sampled.versions[known:last]):
                 return
         self.answer.set_result(sampled)
 
@@ -96,6 +99,10 @@ class EngineLink:
             self._take_back(rank, wanted)
         return sampled
 
+    def say_over(self, rank: int, name: str) -> None:
+        """A conversation of a stream has ended; whoever samples may have waited for it."""
+        self._send(rank, {"over": [name]})
+
     def _take_back(self, rank: int, wanted: Wanted) -> None:
         """Nobody waits for this turn any more."""
         if wanted in self._outgoing.get(rank, ()):
@@ -121,12 +128,12 @@ class EngineLink:
                     problem = f"the rollout at {where} failed: {message['error']}"
                     break
                 self._began.set()
-                for name, token_ids, log_probs in message.get("sampled", ()):
+                for name, token_ids, log_probs, version in message.get("sampled", ()):
                     if (awaited := self._open(name)) is not None:
-                        awaited.take(token_ids, log_probs)
-                for name, token_ids, log_probs, finished_by_eos in message.get("ended", ()):
+                        awaited.take(token_ids, log_probs, [version] * len(token_ids))
+                for name, token_ids, log_probs, finished_by_eos, versions in message.get("ended", ()):
                     if (awaited := self._open(name)) is not None:
-                        awaited.end(Sampled(token_ids, log_probs, finished_by_eos))
+                        awaited.end(Sampled(token_ids, log_probs, finished_by_eos, versions=versions))
         except (OSError, ValueError) as error:
             problem = f"{problem}: {error}"
         if not self._is_closing:

@@ -92,7 +92,7 @@ class OpenAIServer:
         try:
             asked = read_request(await request.json(), is_chat=request.path.endswith("/chat/completions"))
             return await self._answered(request, answering, asked)
-        except (BadRequestError, ValueError) as error:
+        except (BadRequestError, ValueError) as error:  # DataError, too
             return _refusal(400, str(error))
         except BusyError as error:
             return _refusal(429, str(error))

@@ -42,6 +42,8 @@ class Job:
     row: Mapping[str, Any]
     prompt_ids: list[int]
     seed: int
+    name: str = ""
+    """In a stream, by which the driver knows it."""
 
 
 @dataclass
@@ -56,6 +58,7 @@ class Ended:
     messages: list[Message] | str = ""
     """What was said, as its last row has it; a text, where the prompt is one."""
     problem: str = ""
+    name: str = ""
 
 
 def read_loops(path: str | None) -> dict[str, dict[str, Any]]:
@@ -153,6 +156,12 @@ class Runner:
                     task.cancel()
         finally:
             await link.close()
+
+    async def stream(self, job: Job, link: EngineLink) -> Ended:
+        """A conversation of a session that goes on behind it."""
+        ended = await self._ended(job, link)
+        ended.name = job.name
+        return ended
 
     @asynccontextmanager
     async def _deadline(self, link: EngineLink) -> AsyncIterator[None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jinja2 import TemplateError
+
 from paceline.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,13 +31,17 @@ class ChatTemplate:
                 "of an instruction-tuned model (actor_rollout_ref.model.tokenizer_path)."
             )
         given_tools: dict[str, Any] = {"tools": [dict(tool) for tool in tools]} if tools else {}
-        text = self._tokenizer.apply_chat_template(
-            list(messages),
-            **given_tools,
-            add_generation_prompt=True,
-            tokenize=False,
-            **self._settings,
-        )
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                **given_tools,
+                add_generation_prompt=True,
+                tokenize=False,
+                **self._settings,
+            )
+        except TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise DataError(f"the chat template can't write a chat of {roles}: {error}") from error
         assert isinstance(text, str)  # of one chat, and not of its tokens
         return text
 

@@ -21,6 +21,7 @@ from paceline.agents.wire import Engines
 from paceline.errors import ConfigError
 from paceline.rollout.model_rollout import ModelRollout
 from paceline.trainer.saved_policy import SavedPolicy
+from paceline.workers.agent_sessions import AgentSessions
 from paceline.workers.mailbox import Mailbox
 
 SESSION = 1
@@ -72,7 +73,7 @@ def serve_policy(
     try:
         ready(asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS))
         with engine.decoding():
-            mailbox.serve(engine, {}, SESSION, num_agents=1)
+            AgentSessions(mailbox, engine).serve({}, SESSION, num_agents=1)
     finally:
         asyncio.run_coroutine_threadsafe(end(), loop).result(END_SECONDS)
         loop.call_soon_threadsafe(loop.stop)

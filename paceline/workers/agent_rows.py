@@ -14,7 +14,13 @@ CHAT = "conversation_chat"
 
 
 def rows_to_batch(
-    ended: Sequence[Ended], prompt_length: int, response_length: int, pad_token_id: int, *, with_chats: bool = False
+    ended: Sequence[Ended],
+    prompt_length: int,
+    response_length: int,
+    pad_token_id: int,
+    *,
+    with_chats: bool = False,
+    with_versions: bool = False,
 ) -> DataProto:
     """The rows of conversations, those of one after another.
 
@@ -22,13 +28,14 @@ def rows_to_batch(
     tokens alone while the attention mask covers observations too. Besides there are `turn_scores` (batch, response),
     what turns earned; `conversation` (batch,), the place of the row's conversation in the step; and
     `conversation_info`, a dict: ended_by, num_turns, turn_rewards, problem, and what loops and tools counted; and
-    `with_chats` the messages, as `CHAT`.
+    `with_chats` the messages, as `CHAT`. `with_versions`: `policy_versions` (batch, response), and
+    `request_id`, the names of conversations in a stream.
     """
     rows = [(one, row) for one in ended for row in one.rows]
     prompts = torch.full((len(rows), prompt_length), pad_token_id, dtype=torch.long)
     prompt_mask = torch.zeros(len(rows), prompt_length, dtype=torch.long)
     responses = torch.full((len(rows), response_length), pad_token_id, dtype=torch.long)
-    attended, mask = torch.zeros_like(responses), torch.zeros_like(responses)
+    attended, mask, versions = (torch.zeros_like(responses) for _ in range(3))
     log_probs, scores = (torch.zeros(len(rows), response_length) for _ in range(2))
     for place, (_, row) in enumerate(rows):
         start, length = prompt_length - len(row.prompt_ids), len(row.response_ids)
@@ -40,6 +47,7 @@ def rows_to_batch(
             (mask, row.mask),
             (log_probs, row.log_probs),
             (scores, row.rewards),
+            (versions, row.versions),
         ):
             column[place, :length] = torch.tensor(values, dtype=column.dtype)
     attention_mask = torch.cat([prompt_mask, attended], dim=1)
@@ -58,8 +66,13 @@ def rows_to_batch(
             "rollout_log_probs": log_probs,
             "turn_scores": scores,
             "conversation": torch.tensor([one.order for one, _ in rows], dtype=torch.long),
+            **({"policy_versions": versions} if with_versions else {}),
         },
-        non_tensors={"conversation_info": info, **({CHAT: chats} if with_chats else {})},
+        non_tensors={
+            "conversation_info": info,
+            **({CHAT: chats} if with_chats else {}),
+            **({"request_id": np.array([one.name for one, _ in rows], dtype=object)} if with_versions else {}),
+        },
     )
 
 

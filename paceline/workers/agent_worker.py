@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -58,6 +59,8 @@ class AgentWorker(Worker):
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="conversations", daemon=True).start()
         self._ended: Future[list[Ended]] | None = None
+        self._stream: EngineLink | None = None
+        self._under_way: dict[str, Future[Ended]] = {}
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL, blocking=False)
     def start_conversations(self, data: DataProto | None, task: AgentTask) -> None:
@@ -72,14 +75,57 @@ class AgentWorker(Worker):
         """What became of them: see `rows_to_batch`. None from an agent without a row."""
         assert self._ended is not None, "start_conversations comes first"
         ended, self._ended = self._ended.result(), None
+        return self._batch(ended) if ended else None
+
+    def _batch(self, ended: Sequence[Ended], *, with_versions: bool = False) -> DataProto:
         problems = [one.problem for one in ended if one.problem]
         if problems:
             shown = "; ".join(dict.fromkeys(problems[:MOST_PROBLEMS]))
             logger.warning("%d of %d conversations failed and are left out: %s", len(problems), len(ended), shown)
-        return self._batch(ended) if ended else None
+        return rows_to_batch(
+            ended, *self._lengths, self._pad_token_id, with_chats=self._with_chats, with_versions=with_versions
+        )
 
-    def _batch(self, ended: Sequence[Ended]) -> DataProto:
-        return rows_to_batch(ended, *self._lengths, self._pad_token_id, with_chats=self._with_chats)
+    # In a streaming schedule: conversations that come and go, over a session as long as the run. All calls are short.
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def open_conversations(self, session: int, engines: Engines) -> None:
+        """Reach the rollout, for `submit_conversations`."""
+        link = self._stream = EngineLink(session, self.rank)
+        asyncio.run_coroutine_threadsafe(link.connect(engines), self._loop).result()
+        self._loop.call_soon_threadsafe(link.begin)
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL, blocking=False)
+    def submit_conversations(self, data: DataProto | None) -> None:
+        """Begin one conversation for each row, named by column `request_id`, with the process `rank` of the rollout."""
+        if data is None:
+            return
+        prompts, names = prompt_token_lists(data), data.non_tensor_batch["request_id"]
+        orders, ranks, seeds = (data.batch[name].tolist() for name in ("conversation", "rank", "seeds"))
+        for row, name in enumerate(names):
+            job = Job(orders[row], ranks[row], row_of(data, row), prompts[row], seeds[row], name)
+            self._under_way[name] = asyncio.run_coroutine_threadsafe(self._have(job), self._loop)
+
+    async def _have(self, job: Job) -> Ended:
+        link = self._stream
+        assert link is not None, "open_conversations comes first"
+        try:
+            return await self._runner.stream(job, link)
+        finally:
+            link.say_over(job.rank, job.name)
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def collect_conversations(self) -> DataProto | None:
+        """Those that have ended since the last call; see `rows_to_batch`."""
+        names = [name for name, future in self._under_way.items() if future.done()]
+        ended = [self._under_way.pop(name).result() for name in names]
+        return self._batch(ended, with_versions=True) if ended else None
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)
+    def abort_conversations(self, names: Collection[str]) -> None:
+        """Leave these, whether they have ended or not."""
+        for name in set(names) & self._under_way.keys():
+            self._under_way.pop(name).cancel()
 
 
 def make_runner(rollout: RolloutConfig, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Runner:
@@ -103,9 +149,14 @@ def jobs_of(data: DataProto, task: AgentTask) -> list[Job]:
         Job(
             order,
             max(rank for rank in range(num_ranks) if starts[rank] <= order),
-            {name: column[row] for name, column in data.non_tensor_batch.items()},
+            row_of(data, row),
             prompt_ids,
             seed,
         )
         for row, (order, seed, prompt_ids) in enumerate(zip(orders, seeds, prompt_token_lists(data), strict=True))
     ]
+
+
+def row_of(data: DataProto, row: int) -> dict[str, Any]:
+    """The columns of a prompt, as loops read them."""
+    return {name: column[row] for name, column in data.non_tensor_batch.items()}

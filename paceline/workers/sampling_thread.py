@@ -10,11 +10,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import torch
-
-from paceline.rollout import RolloutEngine
 
 
 class Turns:
@@ -72,6 +71,11 @@ class Turns:
                 self._is_decoding = False
                 self._changed.notify_all()
 
+    def look_again(self) -> None:
+        """What a thread waits for may have changed, and no call has said so."""
+        with self._changed:
+            self._changed.notify_all()
+
     @property
     def is_call_waiting(self) -> bool:
         """Whether decoding should end after this step."""
@@ -82,13 +86,28 @@ TURNS = Turns()
 """Of this process."""
 
 
+class Decoder(Protocol):
+    """An engine, as far as decoding goes; or what brings it requests."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    @property
+    def version(self) -> int: ...
+
+    def decoding(self) -> AbstractContextManager[None]: ...
+
+    def step(self) -> None: ...
+
+
 class SamplingThread:
-    """Decodes while its engine has work and is not paused. All methods, and all use of the engine, belong in calls.
+    """Decodes while its engine has work and is not paused. All methods, and all use of the engine, belong in calls. If
+    it may have work without one, `Turns.look_again` must be called then.
 
     An error of the thread ends it and is raised by the next `check`.
     """
 
-    def __init__(self, engine: RolloutEngine, turns: Turns = TURNS) -> None:
+    def __init__(self, engine: Decoder, turns: Turns = TURNS) -> None:
         self.engine = engine
         self.is_paused = False
         self._turns = turns

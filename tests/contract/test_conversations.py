@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import random
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from paceline.agents.wire import Engines
 from paceline.config import AgentConfig, MultiTurnConfig
 from paceline.rollout.native import NativeRollout
 from paceline.workers.agent_rows import rows_to_batch
+from paceline.workers.agent_sessions import AgentSessions
 from paceline.workers.mailbox import Mailbox
 from tests.tiny import build_tiny_model
 from tests.unit.agents.chats import TEMPLATES, chat_template
@@ -96,7 +99,7 @@ def serving(model: PreTrainedModel, num_agents: int, session: int = 1) -> Iterat
 
     def serve() -> None:
         try:
-            mailbox.serve(engine, SAMPLING, session, num_agents)
+            AgentSessions(mailbox, engine).serve(SAMPLING, session, num_agents)
         except BaseException as error:
             errors.append(error)
 
@@ -188,8 +191,9 @@ def test_an_agent_may_begin_the_next_step_while_another_is_at_this_one(
     engines, jobs = Engines((mailbox.address,), KEY), make_jobs(template, 4)
 
     def serve() -> None:
+        sessions = AgentSessions(mailbox, engine)
         for session in (1, 2):
-            mailbox.serve(engine, SAMPLING, session, 2)
+            sessions.serve(SAMPLING, session, 2)
 
     async def linked(session: int, agent: int) -> EngineLink:
         link = EngineLink(session, agent)
@@ -222,6 +226,53 @@ def test_an_agent_may_begin_the_next_step_while_another_is_at_this_one(
     thread.join(30)
     mailbox.close()
     assert [one.problem for part in ended for one in part] == [""] * 4
+
+
+def test_in_a_stream_each_token_has_the_log_prob_of_the_weights_that_its_version_names(
+    model: PreTrainedModel, loops: AgentConfig
+) -> None:
+    """The weights change while conversations are under way, between two calls that sample."""
+    template = chat_template("forgets")
+    by_version = [model, build_tiny_model(initializer_range=0.2, seed=5).eval()]
+    own = copy.deepcopy(model)
+    mailbox, engine = Mailbox("127.0.0.1", KEY), NativeRollout(own, {EOS}, 0, max_num_seqs=64)
+    sessions = AgentSessions(mailbox, engine)
+    stream = sessions.open_stream(SAMPLING, 1, 1)
+    jobs = [replace(job, name=f"name-{job.order}") for job in make_jobs(template, 24)]
+    ended: list[Ended] = []
+
+    async def have() -> None:
+        link = EngineLink(1, 0)
+        await link.connect(Engines((mailbox.address,), KEY))
+        link.begin()
+        talks = runner(loops, template)
+
+        async def one(job: Job) -> None:
+            ended.append(await talks.stream(job, link))
+            link.say_over(0, job.name)
+
+        await asyncio.gather(*(one(job) for job in jobs))
+
+    agents = threading.Thread(target=lambda: asyncio.run(have()), daemon=True)
+    agents.start()
+    names = [job.name for job in jobs]
+    sessions.serve_until(stream, names, 5)
+    engine.update_weights(by_version[1].state_dict().items(), version=1)
+    sessions.serve_until(stream, names, len(names))
+    agents.join(30)
+    mailbox.close()
+    assert [one.problem for one in ended] == [""] * 24
+    batch = rows_to_batch(ended, PROMPT, RESPONSE, 0, with_versions=True)
+    versions, mask = batch.batch["policy_versions"], batch.batch["response_mask"].bool()
+    assert sorted(set(batch.non_tensor_batch["request_id"])) == sorted(names)
+    whose = batch.batch["conversation"][:, None].expand_as(mask)
+    found = [set(versions[mask & (whose == order)].tolist()) for order in range(24)]
+    assert {0, 1} in found
+    for version, weights in enumerate(by_version):
+        expected = recomputed(weights, batch.batch["input_ids"], batch.batch["attention_mask"], RESPONSE)
+        chosen = mask & (versions == version)
+        assert chosen.any()
+        assert (batch.batch["rollout_log_probs"] - expected)[chosen].abs().max() < 1e-4
 
 
 def test_a_conversation_that_breaks_costs_no_other_one(model: PreTrainedModel, loops: AgentConfig) -> None:

@@ -23,7 +23,7 @@ from paceline.agents.served_model import ServedModel, ServingLimits
 from paceline.config import AgentConfig
 from paceline.workers.agent_rows import rows_to_batch
 from tests.contract.test_conversations import PROMPT, RESPONSE, have, make_jobs, model, recomputed, runner, serving
-from tests.unit.agents.chats import chat_template
+from tests.unit.agents.chats import BLOCKS, chat_template
 from tests.unit.agents.test_games import CONTEXT
 
 openai = pytest.importorskip("openai")
@@ -275,6 +275,17 @@ def test_what_a_client_samples_in_any_way_trains_with_the_models_own_log_probs(
     expected = recomputed(model, batch["input_ids"], batch["attention_mask"], RESPONSE)
     assert (batch["rollout_log_probs"] - expected)[mask].abs().max() < 1e-4
     assert mask.sum() == sum(turn.num_tokens for one in ended for turn in one.turns)
+
+
+def test_a_chat_that_the_template_refuses_is_refused_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% if messages[0]['role'] == 'tool' %}{{ raise_exception('begin with a user') }}{% endif %}"
+    monkeypatch.setattr(CONTEXT.template._tokenizer, "chat_template", template + BLOCKS)
+
+    async def client(program: Any) -> None:
+        with pytest.raises(openai.BadRequestError, match="can't write a chat of tool: begin with a user"):
+            await program.chat.completions.create(model="m", messages=[{"role": "tool", "content": "x"}])
+
+    assert talk(Script(), client).turns == []
 
 
 def served(model: PreTrainedModel, client: Client, answers: int = 8) -> None:

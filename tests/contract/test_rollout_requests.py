@@ -73,6 +73,22 @@ def singly(build: Builder) -> None:
         pytest.skip("hf samples a batch to its end")
 
 
+def test_what_was_sampled_so_far_is_the_beginning_of_the_response(build: Builder, engine: RolloutEngine) -> None:
+    singly(build)
+    request = Request("watched", [5, 6, 7], SamplingParams(12, ignore_eos=True), seed=3)
+    engine.submit([request])
+    seen: list[tuple[list[int], list[float]]] = []
+    while not (ended := dict(engine.collect())):
+        so_far = engine.sampled_so_far(request)
+        seen.append((list(so_far.token_ids), list(so_far.log_probs)))
+        engine.step()
+    completion = ended["watched"]
+    assert len(completion.token_ids) == 12
+    assert len({len(tokens) for tokens, _ in seen}) > 6
+    for tokens, log_probs in seen:
+        assert (tokens, log_probs) == (completion.token_ids[: len(tokens)], completion.log_probs[: len(tokens)])
+
+
 def test_requests_give_what_generate_gives_whenever_and_in_whatever_order_they_come(build: Builder, folder) -> None:
     eos, sampling = {EOS, 5, 40, 77}, SamplingParams(16, top_p=0.95)
     requests = requests_of(random_prompts(14), sampling)

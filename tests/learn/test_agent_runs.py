@@ -106,6 +106,56 @@ def test_conversations_ahead_of_their_step_come_through_a_checkpoint(material: P
     assert resumed["agent/rows"] > 8
 
 
+def streaming(max_staleness: int, **changes: Any) -> dict[str, Any]:
+    schedule = {"trainer__schedule__name": "streaming", "trainer__schedule__max_staleness": max_staleness}
+    return {**schedule, **changes}
+
+
+APART = {"trainer__n_gpus_per_node": 2, "trainer__placement__rollout_devices": 1}
+
+
+@pytest.mark.slow
+def test_a_stream_of_conversations_without_staleness_is_sync_up_to_rounding(material: Path, tmp_path: Path) -> None:
+    """Which of them are decoded together is a matter of time."""
+    steps = {f"{ROLLOUT}multi_turn__enable": True, "trainer__total_training_steps": 2, "trainer__test_freq": 1}
+    train_in_process(base_config(material, tmp_path / "sync", **steps))
+    train_in_process(base_config(material, tmp_path / "streaming", **steps, **streaming(0)))
+    for one, other in zip(results(tmp_path / "streaming"), results(tmp_path / "sync"), strict=True):
+        one.pop("training/too_old_groups", None)
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("placement", [{}, APART])
+@pytest.mark.parametrize("on_update", ["continue", "finish", "restart"])
+def test_conversations_of_a_streaming_run_are_no_staler_than_its_bound(
+    material: Path, tmp_path: Path, placement: dict[str, Any], on_update: str
+) -> None:
+    run = {"trainer__total_training_steps": 4, "trainer__test_freq": 2, **placement}
+    group = {f"{ROLLOUT}n": 2, "algorithm__adv_estimator": "grpo"}
+    train_in_process(games(material, tmp_path, **run, **group, **streaming(1, trainer__schedule__on_update=on_update)))
+    lines = read_metrics(tmp_path)[1:]
+    assert [line["agent/num_turns/max"] for line in lines] == [3] * 4
+    assert all(line["training/staleness/max"] <= 1 for line in lines)
+    assert sum(line["agent/failed"] for line in lines) >= 1
+    assert all(line["actor/grad_norm"] > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_conversations_that_wait_for_their_step_come_through_a_checkpoint(material: Path, tmp_path: Path) -> None:
+    run = {"trainer__total_training_steps": 3, "trainer__save_freq": 1, **streaming(1)}
+    run["trainer__schedule__on_update"] = "finish"
+    train_in_process(games(material, tmp_path / "whole", **run))
+    folder = tmp_path / "whole" / "checkpoints" / "global_step_1"
+    assert (folder / "rollouts" / "step_2.responses.safetensors").exists()
+    path = {"trainer__resume_mode": "resume_path", "trainer__resume_from_path": str(folder)}
+    train_in_process(games(material, tmp_path / "resumed", **run, **path))
+    names = ("whole", "resumed")
+    whole, resumed = (next(line for line in results(tmp_path / name) if line["step"] == 2) for name in names)
+    assert resumed == whole  # sampled once, and trained as they were
+    assert resumed["agent/rows"] > 8
+
+
 def judged(material: Path, run_dir: Path, **changes: Any) -> dict[str, Any]:
     """A run whose reward model reads conversations in a template of its own."""
     template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"

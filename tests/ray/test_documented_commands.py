@@ -31,6 +31,7 @@ PROGRAMS = r"(?:\.backends/megatron/bin/)?(?:python|paceline|make|pip|pre-commit
 COMMAND = re.compile(rf"(?:\.venv/bin/)?({PROGRAMS} .+)")
 
 SMOLLM2 = "test_a_prepared_model_answers_and_takes_a_step_of_grpo_and_ppo_in_both_placements"
+INTERPRETER = "test_a_prepared_model_takes_a_step_with_a_code_interpreter"
 ELSEWHERE = {
     "paceline import-verl": "test_a_script_becomes_a_script_of_ours",
     "make test": ".ci/run: make test",
@@ -47,6 +48,10 @@ ELSEWHERE = {
     "examples/smollm2_gsm8k/run_ppo.sh ~/smollm2": SMOLLM2,
     "paceline rollout --model ~/smollm2": SMOLLM2,
     "paceline report ~/smollm2/grpo": SMOLLM2,
+    "python examples/agent_interpreter/prepare.py": INTERPRETER,
+    "examples/agent_interpreter/run.sh ~/smollm2": INTERPRETER,
+    "paceline report ~/smollm2/interpreter": INTERPRETER,
+    "paceline serve": "test_a_model_is_served_until_it_is_told_to_end",
     "paceline train ray_kwargs.ray_init.address=auto": (
         "test_a_split_run_over_two_nodes_survives_the_loss_of_one_and_equals_a_run_in_one_process"
     ),

@@ -20,7 +20,7 @@ def answer_with(monkeypatch, returncode):
     monkeypatch.setattr(subprocess, "run", run)
 
 
-@pytest.mark.parametrize("name", [*bench.BENCHMARKS, "placements", "pictures", "__main__"])
+@pytest.mark.parametrize("name", [*bench.BENCHMARKS, "placements", "pictures", "scale", "__main__"])
 def test_every_benchmark_tells_what_it_does(name, monkeypatch, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.setattr(sys, "argv", [name, "--help"])
@@ -46,7 +46,7 @@ def test_the_page_names_the_command_that_wrote_it(arguments, command, tmp_path, 
     assert bench.main() == 0
     out = capsys.readouterr().out
     assert f"{command} wrote this page" in out
-    assert ("- Not run: controller, data," in out) == (arguments == ["startup"])
+    assert ("- Not run: agent_waits, controller, data," in out) == (arguments == ["startup"])
 
 
 @pytest.mark.parametrize(("returncode", "left"), [(1, True), (0, False)])

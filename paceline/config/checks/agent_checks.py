@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.catalog import AGENT_LOOPS, ESTIMATORS, ROLLOUTS, TOOL_FORMATS
+from paceline.catalog import AGENT_LOOPS, ROLLOUTS, TOOL_FORMATS
 from paceline.config import PPOConfig
-from paceline.config.derived import rollout_pools, uses_agents
+from paceline.config.derived import estimator_in_use, rollout_pools, uses_agents
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.keys import ROLLOUT
 from paceline.errors import ConfigError
@@ -17,7 +17,7 @@ ON = f"{ROLLOUT}.multi_turn.enable=True"
 
 def check_agents(cfg: PPOConfig) -> Iterator[str]:
     """Names that nobody registered, and parts of a run that know no conversations."""
-    rollout, schedule = cfg.actor_rollout_ref.rollout, cfg.trainer.schedule
+    rollout = cfg.actor_rollout_ref.rollout
     agent, multi_turn = rollout.agent, rollout.multi_turn
     if TOOL_FORMATS.get(multi_turn.format) is None:
         yield refused_choice(TOOL_FORMATS.key, multi_turn.format, TOOL_FORMATS.built_in)
@@ -32,7 +32,7 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
     if not uses_agents(cfg):
         return
     said = f"{ON} or an agent loop"
-    engine, estimator = ROLLOUTS.get(rollout.name), ESTIMATORS.get(cfg.algorithm.adv_estimator)
+    engine, estimator = ROLLOUTS.get(rollout.name), estimator_in_use(cfg)
     if engine is not None and not engine.takes_requests_singly:
         yield f"{ROLLOUT}.name={rollout.name} samples whole batches; with {said} set native or vllm."
     if rollout.tensor_model_parallel_size > 1:
@@ -40,8 +40,6 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
             f"{ROLLOUT}.tensor_model_parallel_size={rollout.tensor_model_parallel_size}: workers that share an engine "
             f"sample in step, and a conversation can't; with {said} set 1."
         )
-    if schedule.name == "streaming":
-        yield f"trainer.schedule.name=streaming is not supported with {said} yet; set sync or pipelined."
     if estimator is not None and estimator.needs_baseline:
         yield (
             f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} wants a greedy response beside each, which a "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ class Conversations:
     """Has the prompts of a step answered by agents, with one rollout group."""
 
     def __init__(self, agents: RayWorkerGroup, rollout: RayWorkerGroup) -> None:
-        self._agents, self._rollout = agents, rollout
         self._engines: Engines | None = None
+        self.agents, self.rollout = agents, rollout
         self._session = 0
 
     def issue(
@@ -45,20 +45,25 @@ class Conversations:
         asked.batch[CONVERSATION] = torch.arange(len(asked))
         for name, column in labels.non_tensor_batch.items():
             asked.non_tensor_batch[name] = column
-        self._session += 1
-        size = self._agents.world_size
-        task = AgentTask(self._session, self._reachable(), len(asked))
+        session = self.next_session()
+        size = self.agents.world_size
+        task = AgentTask(session, self.reachable(), len(asked))
         shares = [asked[rows] if rows.stop > rows.start else None for rows in share_out(len(asked), [1] * size)]
-        self._agents.start_conversations(shares, [task] * size)
-        served = self._rollout.serve_agents(self._session, size, sampling, version)
-        return self._agents.finish_conversations().then(lambda parts: _joined(parts, served))
+        self.agents.start_conversations(shares, [task] * size)
+        served = self.rollout.serve_agents(session, size, sampling, version)
+        return self.agents.finish_conversations().then(lambda parts: _joined(parts, served))
 
-    def _reachable(self) -> Engines:
+    def next_session(self) -> int:
+        """A number that no session had."""
+        self._session += 1
+        return self._session
+
+    def reachable(self) -> Engines:
         """The rollout's mailboxes, opened with the first step."""
         if self._engines is None:
             key = secrets.token_hex(32)
             is_local = not ray.is_initialized() or sum(node["Alive"] for node in ray.nodes()) == 1
-            addresses = self._rollout.open_mailbox(key, is_local).get()
+            addresses = self.rollout.open_mailbox(key, is_local).get()
             self._engines = Engines(tuple((str(host), int(port)) for host, port in addresses), key)
         return self._engines
 
@@ -89,6 +94,23 @@ def join_labels(labels: DataProto, responses: DataProto) -> DataProto:
     ]
     batch.non_tensor_batch["extra_info"] = extra
     return batch
+
+
+def numbered(responses: Sequence[DataProto]) -> DataProto:
+    """Responses one after another; conversations, of one or more rows each, with their places among them."""
+    parts = list(responses)
+    if parts and is_of_conversations(parts[0]):
+        parts = [part.select() for part in parts]
+        for place, part in enumerate(parts):
+            part.batch[CONVERSATION] = torch.full((len(part),), place)
+    return DataProto.concat(parts)
+
+
+def rows_of_response(responses: DataProto, place: int) -> DataProto:
+    """The row of a response, or the rows of a conversation."""
+    if not is_of_conversations(responses):
+        return responses[place : place + 1]
+    return responses[np.flatnonzero(responses.batch[CONVERSATION].numpy() == place)]
 
 
 def last_rows(batch: DataProto) -> np.ndarray:

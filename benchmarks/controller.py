@@ -1,7 +1,8 @@
 """What the single controller costs, beside plain Ray actors that get the same calls.
 
-With 2, 8 and 16 light workers: a call that carries nothing (`call`), and the ten calls of a PPO step, issued without
-waiting, on a batch of 1 MB (`step`). With 4 workers: a batch of 256 MB, out in one shard per worker and back as one
+With 2, 8, 16 and 64 light workers: a call that carries nothing (`call`), and the ten calls of a PPO step, issued
+without waiting, on a batch of 1 MB (`step`); and the processor time that the driver's own process takes for both, with
+its slope: what a worker more costs. With 4 workers: a batch of 256 MB, out in one shard per worker and back as one
 batch (`transfer`), against shards of a numpy array by `ray.put`, concatenated when they come back. All take turns.
 
     python -m benchmarks.controller
@@ -10,7 +11,10 @@ batch (`transfer`), against shards of a numpy array by `ray.put`, concatenated w
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 
@@ -18,27 +22,15 @@ import numpy as np
 import ray
 import torch
 
-from benchmarks.table import report
+from benchmarks.echo import Echo
+from benchmarks.table import remark, report
 from benchmarks.timing import take_turns
 from paceline.protocol import DataProto
-from paceline.single_controller.base import Dispatch, Worker, register
 from paceline.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 CALLS = 50
 """Of one measurement; printed is the time of one."""
 CALLS_OF_A_STEP = 10
-
-
-class Echo(Worker):
-    leaves_inputs_alone = True  # as paceline's own workers
-
-    @register(Dispatch.ONE_TO_ALL)
-    def ping(self, number: int) -> int:
-        return number
-
-    @register(Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def send_back(self, data: DataProto) -> DataProto:
-        return data
 
 
 @ray.remote(num_cpus=0)
@@ -66,14 +58,40 @@ def plain_step(actors: list, array: np.ndarray) -> None:
 
 def step(group: RayWorkerGroup, batch: DataProto) -> None:
     for future in [group.send_back(batch) for _ in range(CALLS_OF_A_STEP)]:
-        future.get()
+        future.get().fetched()
 
 
-def compare(title: str, ours: Callable[[], object], plain: Callable[[], object], repeats: int, *, per: int = 1) -> None:
-    """Print milliseconds of both; `per` is how often a call repeats its work."""
-    taken = take_turns({"paceline": ours, "plain Ray": plain}, repeats)
-    milliseconds = {name: [1000 * value / per for value in seconds] for name, seconds in taken.items()}
-    report(title, milliseconds, "ms", of="paceline")
+def compare(
+    title: str, ours: Callable[[], object], plain: Callable[[], object], repeats: int, *, per: int = 1
+) -> dict[str, list[float]]:
+    """Print milliseconds of both; `per` is how often a call repeats its work. Gives those of this process's processor
+    time."""
+    own: dict[str, list[float]] = defaultdict(list)
+
+    def noted(name: str, way: Callable[[], object]) -> None:
+        began = time.process_time()
+        way()
+        own[name].append(time.process_time() - began)
+
+    ways = {"paceline": ours, "plain Ray": plain}
+    taken = take_turns({name: partial(noted, name, way) for name, way in ways.items()}, repeats)
+
+    def milliseconds(measured: Mapping[str, list[float]]) -> dict[str, list[float]]:
+        return {name: [1000 * value / per for value in seconds] for name, seconds in measured.items()}
+
+    report(title, milliseconds(taken), "ms", of="paceline")
+    return milliseconds({name: seconds[1:] for name, seconds in own.items()})  # the first is for warming up
+
+
+def report_driver(work: str, own: Mapping[int, Mapping[str, list[float]]]) -> None:
+    """Print the driver's own time by number of workers, and what a worker more costs it."""
+    for count, measured in own.items():
+        report(f"{work}, {count} workers: the driver's own", measured, "ms of CPU", of="paceline")
+    if len(own) > 1:
+        medians = {name: [statistics.median(measured[name]) for measured in own.values()] for name in measured}
+        slopes = {name: statistics.linear_regression([*own], values).slope for name, values in medians.items()}
+        said = ", ".join(f"{1000 * slope:.0f} µs ({name})" for name, slope in slopes.items())
+        remark(f"{work}: a worker more costs the driver's process {said} of processor time.")
 
 
 @contextmanager
@@ -93,9 +111,10 @@ def make_array(megabytes: int) -> np.ndarray:
     return np.random.default_rng(0).random((1024, megabytes * 256), dtype=np.float32)
 
 
-def measure_calls(count: int, repeats: int) -> None:
+def measure_calls(count: int, repeats: int) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Gives the driver's own time, of a call and of a step."""
     with workers(count) as (group, actors):
-        compare(
+        of_call = compare(
             f"call, {count} workers",
             lambda: [group.ping(number) for number in range(CALLS)],
             lambda: [plain_ping(actors, number) for number in range(CALLS)],
@@ -105,7 +124,8 @@ def measure_calls(count: int, repeats: int) -> None:
         array = make_array(1)
         batch = DataProto.from_dict({"x": torch.from_numpy(array)})
         title = f"step of {CALLS_OF_A_STEP} calls, {count} workers"
-        compare(title, partial(step, group, batch), partial(plain_step, actors, array), repeats)
+        of_step = compare(title, partial(step, group, batch), partial(plain_step, actors, array), repeats)
+        return of_call, of_step
 
 
 def measure_transfer(megabytes: int, repeats: int) -> None:
@@ -114,7 +134,7 @@ def measure_transfer(megabytes: int, repeats: int) -> None:
         batch = DataProto.from_dict({"x": torch.from_numpy(array)})
 
         def ours() -> DataProto:
-            return group.send_back(batch).get()
+            return group.send_back(batch).get().fetched()
 
         def plain() -> np.ndarray:
             return np.concatenate(ray.get(plain_send(actors, array)))
@@ -125,12 +145,13 @@ def measure_transfer(megabytes: int, repeats: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, nargs="+", default=[2, 8, 16])
+    parser.add_argument("--workers", type=int, nargs="+", default=[2, 8, 16, 64])
     parser.add_argument("--megabytes", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
-    for count in args.workers:
-        measure_calls(count, args.repeats)
+    own = {count: measure_calls(count, args.repeats) for count in args.workers}
+    report_driver("call", {count: of_call for count, (of_call, _) in own.items()})
+    report_driver(f"step of {CALLS_OF_A_STEP} calls", {count: of_step for count, (_, of_step) in own.items()})
     measure_transfer(args.megabytes, args.repeats)
 
 

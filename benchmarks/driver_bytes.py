@@ -183,10 +183,11 @@ class Counter:
             ray.put, ray.get, ray_group.Call = put, get, call  # type: ignore[misc]
 
 
-def write_prompts(path: Path, count: int) -> None:
+def write_prompts(path: Path, count: int, shortest: int = 200, longest: int = PROMPT) -> None:
+    """Prompts of so many characters, each of which is a token."""
     generator = random.Random(0)
     digits = [str(digit) for digit in range(10)]
-    prompts = ["".join(generator.choices(digits, k=generator.randint(200, PROMPT))) for _ in range(count)]
+    prompts = ["".join(generator.choices(digits, k=generator.randint(shortest, longest))) for _ in range(count)]
     rows = [{"data_source": "numbers", "prompt": text, "reward_model": {"ground_truth": "0"}} for text in prompts]
     pq.write_table(pa.Table.from_pylist(rows), path)
 

@@ -124,10 +124,9 @@ def measure(browser: Browser, run: WritingRun, server: psutil.Process, steps: in
         "%",
         of=None,
     )
-    for place, what in enumerate(("memory of the server (MB)", "memory of the page (MB)", "nodes of the page")):
-        report(
-            what, {name: [sizes[place]] for name, sizes in held.items()}, what.rpartition("(")[2].strip(")"), of=None
-        )
+    sizes = {"memory of the server": "MB", "memory of the page": "MB", "elements of the page": "nodes"}
+    for place, (what, unit) in enumerate(sizes.items()):
+        report(what, {name: [measured[place]] for name, measured in held.items()}, unit, of=None)
     slowest = max(value for values in late.values() for value in values)
     remark(
         f"A step is on the live page after {statistics.median(late['at first']):.1f} s, at most {slowest:.1f} s; its "

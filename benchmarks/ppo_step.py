@@ -55,9 +55,16 @@ BESIDE_RAY = "bare beside an idle Ray"
 
 def run_paceline(material: Path, workload: str, prompts: int, threads: int, folder: Path) -> None:
     """The ordinary run, with all that makes it fast set by hand."""
+    asked = OmegaConf.merge(what_is_asked(material, workload, prompts, folder), by_hand(threads))
+    assert isinstance(asked, DictConfig)
+    run_ppo(asked)
+
+
+def by_hand(threads: int) -> dict[str, object]:
+    """What makes a run fast: today the defaults choose the same, or nearly."""
     packed = {"use_remove_padding": True}
     sizes = {"strategy": "local", "use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": MICRO_TOKENS}
-    tuned = {
+    return {
         "actor_rollout_ref": {"model": packed, "actor": sizes, "rollout": {"trust_log_probs": True}},
         "critic": {**sizes, "model": packed},
         "reward_model": {
@@ -68,9 +75,6 @@ def run_paceline(material: Path, workload: str, prompts: int, threads: int, fold
         },
         "trainer": {"threads_per_worker": threads},
     }
-    asked = OmegaConf.merge(what_is_asked(material, workload, prompts, folder), tuned)
-    assert isinstance(asked, DictConfig)
-    run_ppo(asked)
 
 
 def run_with_defaults(material: Path, workload: str, prompts: int, threads: int, folder: Path) -> None:

@@ -46,6 +46,8 @@ class Workload:
     prompts: list[list[int]]
     lengths: list[int]
     """Of the responses."""
+    ignore_eos: bool = False
+    """Whether the lengths are forced."""
 
 
 def make_model(hidden: int, layers: int, longest: int) -> PreTrainedModel:
@@ -88,7 +90,15 @@ def make_workloads(count: int, longest: int) -> list[Workload]:
     return [workload("even", [longest] * count), workload("long-tailed", tails), workload("groups", groups, samples=8)]
 
 
-def start_vllm(model: PreTrainedModel, max_num_seqs: int, longest: int) -> VllmRollout:
+def start_vllm(
+    model: PreTrainedModel,
+    max_num_seqs: int,
+    longest: int,
+    *,
+    longest_prompt: int = LONGEST_PROMPT,
+    eos: int = EOS,
+    pad: int = PAD,
+) -> VllmRollout:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -97,34 +107,39 @@ def start_vllm(model: PreTrainedModel, max_num_seqs: int, longest: int) -> VllmR
                 model=PolicyModelConfig(path=folder),
                 module=lambda: model,
                 config=RolloutConfig(name="vllm", max_num_seqs=max_num_seqs),
-                max_prompt_length=LONGEST_PROMPT,
+                max_prompt_length=longest_prompt,
                 max_response_length=longest,
-                eos_token_ids=frozenset({EOS}),
-                pad_token_id=PAD,
+                eos_token_ids=frozenset({eos}),
+                pad_token_id=pad,
                 device="cpu",
             )
         )
 
 
 def sample_with_engine(rollout: RolloutEngine, work: Workload) -> list[int]:
-    completions = rollout.generate(work.prompts, SamplingParams(max(work.lengths)), list(range(len(work.prompts))))
+    sampling = SamplingParams(max(work.lengths), ignore_eos=work.ignore_eos)
+    completions = rollout.generate(work.prompts, sampling, list(range(len(work.prompts))))
     return [len(completion.token_ids) for completion in completions]
 
 
 def sample_with_transformers(model: PreTrainedModel, work: Workload) -> list[int]:
-    width = max(len(prompt) for prompt in work.prompts)
-    input_ids = torch.tensor([[PAD] * (width - len(prompt)) + prompt for prompt in work.prompts])
+    width, longest = max(map(len, work.prompts)), max(work.lengths)
+    pad, eos = model.config.pad_token_id or PAD, model.config.eos_token_id
+    input_ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in work.prompts])
     lengths = torch.tensor([len(prompt) for prompt in work.prompts])
     responses = model.generate(
         input_ids,
         attention_mask=(torch.arange(width) >= width - lengths[:, None]).long(),
         do_sample=True,
         top_k=0,
-        max_new_tokens=max(work.lengths),
-        pad_token_id=PAD,
-        eos_token_id=EOS,
+        min_new_tokens=longest if work.ignore_eos else None,
+        max_new_tokens=longest,
+        pad_token_id=pad,
+        eos_token_id=eos,
     )[:, width:]
-    return (responses != PAD).sum(dim=1).tolist()
+    if work.ignore_eos:
+        return [responses.shape[1]] * len(responses)
+    return (responses != pad).sum(dim=1).tolist()
 
 
 def run(sampler: Sampler, work: Workload) -> None:

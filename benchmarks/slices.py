@@ -71,6 +71,15 @@ class SlicedProcess:
         pauses = [*self._pauses, *([(self._stopped_at, end)] if self._stopped_at else [])]
         return end - start - sum(max(0.0, min(end, until) - max(start, since)) for since, until in pauses)
 
+    def largest_resident(self) -> int:
+        """The most bytes of main memory that one of its processes has held, so far: of that with the models."""
+        peaks = [0]
+        for process in self._tree:
+            with contextlib.suppress(OSError, StopIteration):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                peaks.append(1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:"))))
+        return max(peaks)
+
     def end(self) -> None:
         """Ask it to end, and make it."""
         self.go_on()

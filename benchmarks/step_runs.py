@@ -92,8 +92,10 @@ class StepBenchmark:
                 for system, process in processes.items()
             }
             shares = driver_shares(folders["paceline"], processes["paceline"], args.steps)
+            memory = {system: [process.largest_resident() / 2**20] for system, process in processes.items()}
         report(f"{self.name}, {workload} lengths", seconds, "s", of="paceline")
         report(f"driver's share of a {self.name}, {workload} lengths", {"paceline": shares}, "%", of="paceline")
+        report(f"largest process of a {self.name}, {workload} lengths", memory, "MiB", of="paceline")
 
     def run_as_asked(self) -> bool:
         """Whether this process is one of `start`'s; then the system that it was asked for has run to its end."""

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.front import DPO, GRPO, PPO, SFT, FinishedRun, RewardModel
+    from paceline.front import DPO, GRPO, PPO, SFT, Distill, FinishedRun, RewardModel
     from paceline.protocol import DataProto, DataProtoFuture
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "SFT",
     "DataProto",
     "DataProtoFuture",
+    "Distill",
     "FinishedRun",
     "RewardModel",
     "__version__",

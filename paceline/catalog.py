@@ -99,6 +99,8 @@ class BackendEntry(NameEntry):
     """Its devices can share sequences, as many as ulysses_sequence_parallel_size says."""
     many_devices: bool = True
     """It trains on more than one device."""
+    several_tokens: bool = False
+    """At each place it gives the log-probs of several tokens, not of the sampled one alone."""
 
 
 @dataclass(frozen=True)
@@ -264,9 +266,11 @@ LOSSES = Catalog(
 BACKENDS = Catalog(
     "strategy",
     {
-        "local": BackendEntry(f"{_BACKENDS}.local_engine", lora=True, compiles=True, many_devices=False),
-        "fsdp": BackendEntry(f"{_BACKENDS}.fsdp"),
-        "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True, ulysses=True),
+        "local": BackendEntry(
+            f"{_BACKENDS}.local_engine", lora=True, compiles=True, many_devices=False, several_tokens=True
+        ),
+        "fsdp": BackendEntry(f"{_BACKENDS}.fsdp", several_tokens=True),
+        "fsdp2": BackendEntry(f"{_BACKENDS}.fsdp", lora=True, ulysses=True, several_tokens=True),
         "torchtitan": BackendEntry(
             f"{_BACKENDS}.torchtitan",
             package="torchtitan",
@@ -275,7 +279,7 @@ BACKENDS = Catalog(
             packing=False,
             tensor_parallel=True,
         ),
-        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False),
+        "veomni": BackendEntry(f"{_BACKENDS}.veomni", package="veomni", bfloat16=False, several_tokens=True),
         "megatron": BackendEntry(
             f"{_BACKENDS}.megatron",
             package="megatron",

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict, Unpack
 
 from paceline.config import AnyRunConfig, DPOConfig, PPOConfig, RewardModelTrainingConfig, SFTConfig, SupervisedConfig
 from paceline.config.load import read_config, read_config_of
@@ -208,6 +208,69 @@ class GRPO(PPO):
 
         def __init__(self, *, n: int = 8, **arguments: Any) -> None:
             super().__init__(n=n, **arguments)
+
+
+DISTILL_KEYS: dict[str, object] = {
+    "distillation.enabled": True,
+    "distillation.distillation_loss.use_task_rewards": False,
+    "distillation.distillation_loss.loss_mode": "k2",
+    "trainer.experiment_name": "distill",
+}
+"""What makes distillation of `paceline train`. k2 has the gradient of the KL of the policy from the teacher."""
+
+
+class PolicySettings(TypedDict, total=False):
+    """Arguments of PPO that mean the same elsewhere."""
+
+    reward: RewardFunction | None
+    val: Files | None
+    n: int
+    batch_size: int
+    mini_batch_size: int | None
+    learning_rate: float
+    steps: int | None
+    epochs: int
+    max_prompt_length: int
+    max_response_length: int
+    temperature: float
+    kl_loss_coef: float | None
+    lora_rank: int
+    devices: int
+    seed: int
+    output: str | Path | None
+
+
+class Distill(PPO):
+    """On-policy distillation: the model samples, and learns from how likely a teacher finds each token. No rewards.
+
+    Args:
+        model: folder or hub id of the student to start from, with its tokenizer.
+        teacher: folder or hub id of a model with the same vocabulary; or several, by the `data_source` of their rows.
+        loss: distillation.distillation_loss.loss_mode; topk: of its forward_kl_topk.
+
+    All others are those of PPO; a `reward` is a measure, and does not train.
+    """
+
+    experiment = "distill"
+
+    def __init__(
+        self,
+        *,
+        model: str | Path,
+        teacher: str | Path | Mapping[str, str | Path],
+        train: Files,
+        loss: Literal["k2", "k3", "abs", "forward_kl_topk", "forward_kl_topk_tail"] = "k2",
+        topk: int = 32,
+        config: Settings | None = None,
+        **settings: Unpack[PolicySettings],
+    ) -> None:
+        teachers: dict[str, dict[str, str]] = {"teacher": {"model_path": str(teacher)}}
+        if isinstance(teacher, Mapping):
+            paths = enumerate(teacher.items(), 1)
+            teachers = {f"teacher_{number}": {"key": key, "model_path": str(path)} for number, (key, path) in paths}
+        keys: dict[str, object] = {"distillation.teacher_models": teachers, **DISTILL_KEYS}
+        keys |= {"distillation.distillation_loss.loss_mode": loss, "distillation.distillation_loss.topk": topk}
+        super().__init__(model=model, train=train, config={**keys, **(config or {})}, **settings)
 
 
 class _SupervisedFront(_Front):
@@ -415,4 +478,4 @@ def _write(file: Path, content: bytes) -> None:
         write_atomically(file, content)
 
 
-__all__ = ["DPO", "GRPO", "PPO", "SFT", "FinishedRun", "RewardModel"]
+__all__ = ["DISTILL_KEYS", "DPO", "GRPO", "PPO", "SFT", "Distill", "FinishedRun", "RewardModel"]

@@ -1,7 +1,7 @@
 """Every column of a training batch: what it holds, who writes it, who reads it.
 
-Shapes use B responses, P prompt width (left-padded), R response width (right-padded). Everything of width R is zero
-outside `response_mask`.
+Shapes use B responses, P prompt width (left-padded), R response width (right-padded), K tokens of a teacher at each
+place of the response. Everything of width R is zero outside `response_mask`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Column:
 
 
 _ROLLOUT = "generate_sequences"
-_MODELS = ("compute_log_prob", "compute_ref_log_prob", "compute_values", "compute_rm_score")
+_MODELS = ("compute_log_prob", "compute_ref_log_prob", "compute_teacher_log_prob", "compute_values", "compute_rm_score")
 _UPDATES = ("update_actor", "update_critic")
 _DATASET = "RLHFDataset"
 
@@ -104,6 +104,30 @@ COLUMNS: dict[str, Column] = {
             "compute_ref_log_prob",
             ("compute_advantages", "update_actor"),
             "log-probs under the reference",
+        ),
+        Column(
+            "teacher_log_probs",
+            ("B", "R"),
+            "float32",
+            "compute_teacher_log_prob",
+            ("update_actor",),
+            "log-probs under the row's teacher",
+        ),
+        Column(
+            "top_tokens",
+            ("B", "R", "K"),
+            "int32",
+            "compute_teacher_log_prob",
+            ("update_actor",),
+            "the likeliest tokens at each place under the row's teacher, where the distillation compares them",
+        ),
+        Column(
+            "top_log_probs",
+            ("B", "R", "K"),
+            "float32",
+            "compute_teacher_log_prob",
+            ("update_actor",),
+            "their log-probs under the teacher",
         ),
         Column(
             "values", ("B", "R"), "float32", "compute_values", ("compute_advantages", "update_critic"), "state values"

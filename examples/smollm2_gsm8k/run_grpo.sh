@@ -13,7 +13,6 @@ python -m paceline.trainer.main_ppo \
     data.filter_overlong_prompts=True \
     actor_rollout_ref.model.path="$folder/model" \
     actor_rollout_ref.actor.ppo_mini_batch_size=4 \
-    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 \
     actor_rollout_ref.actor.optim.lr=2e-5 \
     actor_rollout_ref.rollout.n=8 \
     trainer.total_training_steps=30 \

@@ -12,9 +12,7 @@ python -m paceline.trainer.main_ppo \
     data.filter_overlong_prompts=True \
     actor_rollout_ref.model.path="$folder/model" \
     actor_rollout_ref.actor.ppo_mini_batch_size=16 \
-    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048 \
     actor_rollout_ref.actor.optim.lr=2e-5 \
-    critic.ppo_max_token_len_per_gpu=2048 \
     critic.optim.lr=2e-5 \
     trainer.total_training_steps=40 \
     trainer.test_freq=10 \

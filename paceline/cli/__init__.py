@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "run PPO as configured by key=value ...; the same as python -m paceline.trainer.main_ppo",
     "sft": "teach a model conversations, before RL: supervised fine-tuning as configured by key=value ...",
     "reward-model": "train a reward model on pairs of replies, as configured by key=value ...",
+    "distill": "let a model learn from a larger one, on what it samples itself",
     "dpo": "train a model on pairs of replies without a reward model, as configured by key=value ...",
     "recipe": "chains of commands from nothing to a trained model, such as SFT, GRPO, eval: list, show, run",
     "import-verl": "turn a launch script of verl's into a command of ours, and say what became of its keys",

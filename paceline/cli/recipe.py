@@ -1,12 +1,14 @@
 """`paceline recipe list|show|run NAME`: chains of commands that run here from nothing, with a model and data.
 
-A recipe is a yaml in paceline/recipes: what it is `about`, the `stages` (each a command of paceline with its arguments,
-in which {folder} is the recipe's folder and {material} what was made for it), and what makes each command `short`.
+A recipe is a yaml in paceline/recipes: what it is `about`, the `stages` (each a command of paceline with arguments),
+what makes each command `short`, and the `material` if that is not sums. In arguments {folder} is the recipe's folder,
+{material} what was made for it, {raw} data of the user's own or made.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import shlex
 import subprocess
 import sys
@@ -20,6 +22,13 @@ from paceline.errors import ConfigError
 from paceline.run_folder import RUNS_FOLDER
 from paceline.text import did_you_mean
 
+MATERIALS = {
+    "sums": "paceline.cli.recipe_material:make_sums",
+    "smollm2": "paceline.cli.smollm2_material:make_smollm2",
+    "hh": "paceline.cli.hh_material:make_hh",
+    "calculator": "paceline.cli.calculator_material:make_calculator",
+}
+"""By the `material` of a recipe, the function that makes it in a folder."""
 RECIPES = Path(__file__).parents[1] / "recipes"
 EXAMPLES = (
     "list",
@@ -37,12 +46,17 @@ class Recipe:
     about: str
     stages: list[list[str]]
     short: dict[str, list[str]]
+    material: str = "sums"
 
-    def commands(self, folder: Path, *, short: bool) -> list[list[str]]:
-        """The arguments of `paceline` for each stage."""
+    def commands(self, folder: Path, *, short: bool, raw: Path | None = None) -> list[list[str]]:
+        """The arguments of `paceline` for each stage. `raw` has data of the user's own, where a recipe takes some."""
+        material = folder / "material"
+        places = {"folder": folder, "material": material, "raw": raw or material / "raw"}
 
         def placed(word: str) -> str:
-            return word.replace("{folder}", str(folder)).replace("{material}", str(folder / "material"))
+            for name, place in places.items():
+                word = word.replace(f"{{{name}}}", str(place))
+            return word
 
         added = self.short if short else {}
         return [[placed(word) for word in [*stage, *added.get(stage[0], ())]] for stage in self.stages]
@@ -59,7 +73,12 @@ def main(argv: Sequence[str]) -> int:
         if arguments.what == "show":
             print(_shown(recipe))
             return 0
-        return run(recipe, (arguments.output or RUNS_FOLDER / "recipes" / recipe.name).expanduser(), arguments.short)
+        folder = (arguments.output or RUNS_FOLDER / "recipes" / recipe.name).expanduser()
+        if arguments.input and not any("{raw}" in word for stage in recipe.stages for word in stage):
+            raise ConfigError(
+                f"--input has no part in the recipe {recipe.name}, which makes its own data. Leave it out."
+            )
+        return run(recipe, folder, arguments.short, arguments.input)
     return 0
 
 
@@ -76,19 +95,19 @@ def read_recipe(name: str) -> Recipe:
         hint = did_you_mean(name, recipe_names())
         raise ConfigError(f"there is no recipe {name!r}.{hint} There are {', '.join(recipe_names())}.")
     content = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-    return Recipe(name, content["about"], content["stages"], content["short"])
+    return Recipe(name, **content)
 
 
-def run(recipe: Recipe, folder: Path, short: bool) -> int:
+def run(recipe: Recipe, folder: Path, short: bool, raw: Path | None = None) -> int:
     """Make the material, then one stage after the other, each in a process of its own. Gives the exit code.
 
     The same call goes on where it was stopped: a stage that is complete does nothing more.
     """
-    from paceline.cli.recipe_material import make_sums
-
     folder = folder.absolute()
-    make_sums(folder / "material")
-    for number, command in enumerate(recipe.commands(folder, short=short), 1):
+    module, _, function = MATERIALS[recipe.material].partition(":")
+    getattr(importlib.import_module(module), function)(folder / "material")
+    commands = recipe.commands(folder, short=short, raw=raw and raw.expanduser().absolute())
+    for number, command in enumerate(commands, 1):
         print(f"\nstage {number} of {len(recipe.stages)}: paceline {shlex.join(command)}", flush=True)
         code = "import sys; from paceline.cli import main; sys.exit(main())"
         done = subprocess.run([sys.executable, "-c", code, *command])
@@ -118,5 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     for one in (show, run_it):
         one.add_argument("name", metavar="NAME")
     run_it.add_argument("--output", type=Path, metavar="DIR", help="(runs/recipes/NAME)")
+    run_it.add_argument("--input", type=Path, metavar="DIR", help="real data for hh_rlhf: a folder of its jsonl files")
     run_it.add_argument("--short", action="store_true", help="a step or two of each stage, to see that it works here")
     return parser

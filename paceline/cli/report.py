@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
 def serve(runs: Sequence[Path], port: int) -> int:
     """Serve the live page until Ctrl-C."""
     from paceline.report.page.build import page_data
-    from paceline.report.page.serve import PageServer
+    from paceline.report.page.page_server import PageServer
 
     with errors_as_exit_codes():
         page_data(runs)  # what is no run is said here, and not in the browser

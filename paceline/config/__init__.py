@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from paceline.config.agents import AgentConfig, MultiTurnConfig
+from paceline.config.distillation import DistillationConfig, DistillationLossConfig, TeacherModelConfig
 from paceline.config.field_rules import OnlyWith
 from paceline.config.model_sections import (
     ActorConfig,
@@ -71,6 +72,8 @@ class PPOConfig:
     """How responses are scored."""
     custom_reward_function: CustomRewardConfig = field(default_factory=CustomRewardConfig)
     """A function of yours that scores."""
+    distillation: Annotated[DistillationConfig, OnlyWith.TEACHER] = field(default_factory=DistillationConfig)
+    """Teachers."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     """Advantages."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -99,6 +102,8 @@ __all__ = [
     "CustomRewardConfig",
     "DPOConfig",
     "DataConfig",
+    "DistillationConfig",
+    "DistillationLossConfig",
     "EngineKwargsConfig",
     "FilterGroupsConfig",
     "FrozenFsdpConfig",
@@ -128,6 +133,7 @@ __all__ = [
     "ScheduleConfig",
     "SourceWeights",
     "SupervisedConfig",
+    "TeacherModelConfig",
     "TrainedModelConfig",
     "TrainerConfig",
     "TransferQueueConfig",

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.catalog import ESTIMATORS
+from paceline.catalog import ESTIMATORS, EstimatorEntry
 from paceline.config import (
     ActorConfig,
     ActorRolloutRefConfig,
     AlgorithmConfig,
     AnyRunConfig,
     CriticConfig,
+    ModelConfig,
     PlacementConfig,
     PPOConfig,
     RewardModelConfig,
@@ -30,6 +31,7 @@ ACTOR_POOL = "actor_rollout_ref_pool"
 CRITIC_POOL = "critic_pool"
 ROLLOUT_POOL = "rollout_pool"
 REWARD_MODEL_POOL = "reward_model_pool"
+TEACHER_POOL = "teacher_pool"
 UPDATE_ROWS, FORWARD_ROWS = 8, 16
 """Responses of a micro-batch with gradients, and of one without, where micro-batches go by rows and none are set."""
 TOKEN_BUDGET = 4096
@@ -40,10 +42,27 @@ SupervisedRoot = TypeVar("SupervisedRoot", bound=SupervisedConfig)
 Root = TypeVar("Root", bound=AnyRunConfig)
 
 
+def learns_from_rewards(config: PPOConfig) -> bool:
+    """Whether scores become advantages, and the policy loss trains; not where a teacher alone does."""
+    distillation = config.distillation
+    return not distillation.enabled or distillation.distillation_loss.use_task_rewards
+
+
+def estimator_in_use(config: PPOConfig) -> EstimatorEntry | None:
+    """What the estimator needs; None for one that nobody knows, and where nothing is estimated."""
+    return ESTIMATORS.get(config.algorithm.adv_estimator) if learns_from_rewards(config) else None
+
+
 def uses_critic(config: PPOConfig) -> bool:
     """Whether the estimator reads values; one that nobody knows has no critic."""
-    estimator = ESTIMATORS.get(config.algorithm.adv_estimator)
+    estimator = estimator_in_use(config)
     return estimator is not None and estimator.needs_critic
+
+
+def top_k(config: PPOConfig) -> int | None:
+    """How many of a teacher's likeliest tokens the distillation compares; None if it compares the sampled one."""
+    loss = config.distillation.distillation_loss
+    return loss.topk if loss.loss_mode.startswith("forward_kl_topk") else None
 
 
 def uses_reference(config: PPOConfig) -> bool:
@@ -61,7 +80,7 @@ def uses_agents(config: PPOConfig) -> bool:
 
 def uses_sum_pi_squared(config: PPOConfig) -> bool:
     """Whether the sum of squared probabilities is computed with the old log-probs, asked for or needed."""
-    estimator = ESTIMATORS.get(config.algorithm.adv_estimator)
+    estimator = estimator_in_use(config)
     is_needed = estimator is not None and estimator.needs_sum_pi_squared
     return is_needed or config.actor_rollout_ref.actor.calculate_sum_pi_squared
 
@@ -121,6 +140,20 @@ def reward_model_config(config: PPOConfig) -> RewardModelConfig:
     )
 
 
+def teacher_models(config: PPOConfig) -> dict[str, ModelConfig]:
+    """The teachers' models by their names, computed as the policy's is; none where distillation is off."""
+    policy, section = config.actor_rollout_ref.model, config.distillation
+    return {
+        name: ModelConfig(
+            path=teacher.model_path,
+            trust_remote_code=policy.trust_remote_code,
+            use_remove_padding=policy.use_remove_padding,
+            compute_dtype=policy.compute_dtype,
+        )
+        for name, teacher in (section.teacher_models.items() if section.enabled else ())
+    }
+
+
 def by_tokens(asked: bool | None, rows: int | None, *, otherwise: bool) -> bool:
     """Whether micro-batches are of so many tokens: as asked, else not if their rows are set, else as `otherwise`."""
     if asked is not None:
@@ -146,10 +179,21 @@ def reward_model_pool(config: PPOConfig) -> list[int]:
     return [section.n_gpus_per_node or config.trainer.n_gpus_per_node] * (section.nnodes or 1)
 
 
+def teacher_pool(config: PPOConfig) -> list[int]:
+    """Devices per node of the teachers' own pool; none if they have no such pool."""
+    section = config.distillation
+    return [section.n_gpus_per_node] * (section.nnodes or 1) if section.enabled and section.n_gpus_per_node else []
+
+
+def pools_apart(config: PPOConfig) -> Pools:
+    """Pools beside the trainer's devices, on any nodes that have room."""
+    own = {REWARD_MODEL_POOL: reward_model_pool(config), TEACHER_POOL: teacher_pool(config)}
+    return {name: devices for name, devices in own.items() if devices}
+
+
 def run_pools(config: PPOConfig) -> Pools:
-    """All pools of a placement: those that share the trainer's devices, and the reward model's own."""
-    own = reward_model_pool(config)
-    return device_pools(config.trainer) | ({REWARD_MODEL_POOL: own} if own else {})
+    """All pools of a placement: those that share the trainer's devices, and those apart."""
+    return device_pools(config.trainer) | pools_apart(config)
 
 
 def role_pools(trainer: TrainerConfig) -> tuple[list[int], list[int]]:

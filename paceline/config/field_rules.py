@@ -65,6 +65,7 @@ class OnlyWith(Enum):
     CRITIC = auto()
     REFERENCE = auto()
     REWARD_MODEL = auto()
+    TEACHER = auto()
     VLLM = auto()
     AGENTS = auto()
 

@@ -107,6 +107,13 @@ def _keys_of(root: Any) -> dict[str, Key]:
     return {key.name: key for key in walk_keys(root())}
 
 
+def item_section(hint: object) -> type[Any] | None:
+    """Of a key that holds sections under names of the user's own, the dataclass of one of them."""
+    args = get_args(hint)
+    is_one = get_origin(hint) is dict and isinstance(args[1], type) and dataclasses.is_dataclass(args[1])
+    return args[1] if is_one else None
+
+
 def value_of(config: AnyRunConfig, name: str) -> Any:
     """The value of a key, or the dataclass of a section."""
     value: Any = config
@@ -123,7 +130,10 @@ def is_known_key(name: str, root: type[AnyRunConfig] = PPOConfig) -> bool:
     parent = name.rpartition(".")[0]
     while parent and parent not in known:
         parent = parent.rpartition(".")[0]
-    return bool(parent) and get_origin(known[parent].hint) is dict
+    if not parent or get_origin(known[parent].hint) is not dict:
+        return False
+    item, below = item_section(known[parent].hint), name[len(parent) + 1 :].partition(".")[2]
+    return item is None or below in ("", *(key.name for key in walk_keys(item())))
 
 
 def nearest_key(name: str, root: type[AnyRunConfig] = PPOConfig) -> str | None:

@@ -29,7 +29,8 @@ from paceline.config import (
 from paceline.config.derived import Root
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.dialect.translation import Note, translate
-from paceline.config.keys import known_keys, nearest_key
+from paceline.config.field_rules import Names
+from paceline.config.keys import item_section, known_keys, nearest_key, walk_keys
 from paceline.config.read_value import (
     MismatchError,
     NoPathError,
@@ -43,6 +44,7 @@ from paceline.config.read_value import (
 )
 from paceline.config.secrets import remember_secrets
 from paceline.errors import ConfigError
+from paceline.text import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -239,6 +241,12 @@ def _hints(section: type) -> dict[str, Any]:
     return get_type_hints(section)
 
 
+@functools.cache
+def _names_in(section: type[DataclassInstance]) -> dict[str, Names | None]:
+    """Of each field what its text is the name of."""
+    return {key.name: key.names for key in walk_keys(section())}
+
+
 def _read_section(
     tree: Mapping[str, object], default: SectionType, prefix: str, problems: Problems, root: type[Any]
 ) -> SectionType:
@@ -254,9 +262,11 @@ def _read_section(
                 values[name] = _read_section(value, getattr(default, name), key + ".", problems, root)
             else:
                 problems[key] = f"{key} is a section and wants keys below it; got {shown_text(value)}."
+        elif (item := item_section(hints[name])) is not None:
+            values[name] = _read_items(value, item, key, problems, root)
         else:
             try:
-                values[name] = with_local_paths(read_value(value, hints[name]), known_keys(root)[key].names)
+                values[name] = with_local_paths(read_value(value, hints[name]), _names_in(type(default))[name])
             except NoPathError as error:
                 problems[key] = f"{key}: {str(value)[:200]!r} can't be a path: {error}. Set it to another."
             except UnknownChoiceError:
@@ -265,6 +275,25 @@ def _read_section(
                 wanted, quoting = wanted_text(hints[name]), how_to_quote(key, value, hints[name])
                 problems[key] = f"{key} wants {wanted}; got {shown_text(value)}.{quoting}"
     return dataclasses.replace(default, **values)
+
+
+def _read_items(
+    items: object, section: type[SectionType], key: str, problems: Problems, root: type[Any]
+) -> dict[str, SectionType]:
+    """Sections under names of the user's own."""
+    fields = [field.name for field in dataclasses.fields(section)]
+    read: dict[str, SectionType] = {}
+    for name, value in items.items() if isinstance(items, Mapping) else [("", items)]:
+        full = f"{key}.{name}".rstrip(".")
+        if not isinstance(value, Mapping) or not name:
+            problems[full] = f"{full} wants keys below it, {' and '.join(fields)}; got {shown_text(value)}."
+            continue
+        for unknown in value.keys() - set(fields):
+            hint = did_you_mean(str(unknown), fields)
+            problems[f"{full}.{unknown}"] = f"{full}.{unknown} is not a key.{hint} Known there: {', '.join(fields)}."
+        known = {field: value[field] for field in fields if field in value}
+        read[str(name)] = _read_section(known, section(), f"{full}.", problems, root)
+    return read
 
 
 def _report_unknown(key: str, value: object, problems: Problems, root: type[AnyRunConfig]) -> None:

@@ -89,7 +89,7 @@ def masked_command(arguments: Sequence[str]) -> list[str]:
         if sign and text.lstrip().startswith(("{", "[")):
             shown.append(f"{key}={_masked_section(key_name, text)}")
         else:
-            shown.append(f"{key}={masked(key_name, text)}" if sign else masked(name, argument))
+            shown.append(f"{key}={masked(key_name, text)}" if sign else str(masked(name, argument)))
         name = argument.lstrip("-") if argument.startswith("--") else ""
     return shown
 

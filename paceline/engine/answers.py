@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.logprobs import TOKEN_STATISTICS, hidden_log_probs_and_entropy, token_log_probs_and_entropy
 from paceline.engine.model_calls import ModelCall
+from paceline.engine.top_tokens import likeliest_tokens
 from paceline.speedups import WantedTokens, faster_linear, find_last_mlp
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class AnswerModel(nn.Module):
     def forward(self, call: ModelCall, temperature: float) -> dict[str, Tensor]:
         """(asked,) float32 each: `TOKEN_STATISTICS` of the next tokens; `values`; or `scores`.
 
+        And `top_log_probs` (asked, k) of a call's candidates; or, with `top_tokens`, of the likeliest tokens alone.
+
         Called, and gradients taken, within `calls`.
         """
         if self._in_last_mlp is not None:
@@ -51,7 +55,7 @@ class AnswerModel(nn.Module):
         with faster_linear(call.places.device.type) if self.by_onednn else nullcontext():
             if self.kind == "causal_lm":
                 statistics = self._from_hidden_states if self.head_apart else self._from_logits
-                return dict(zip(TOKEN_STATISTICS, statistics(call, temperature), strict=False))
+                return _by_name(call, statistics(call, temperature))
             outputs = self.model(**call.inputs).logits.flatten(0, 1)[call.places, 0].float()
             return {"values" if self.kind == "value" else "scores": outputs}
 
@@ -67,17 +71,38 @@ class AnswerModel(nn.Module):
     def _from_hidden_states(self, call: ModelCall, temperature: float) -> tuple[Tensor, ...]:
         hidden = self.model.base_model(**call.inputs).last_hidden_state.flatten(0, 1)[call.places]
         head: Any = self.model.get_output_embeddings()
+        if call.likeliest is not None:
+            logits_of = lambda part: linear(hidden[part], head.weight, head.bias)  # noqa: E731
+            return likeliest_tokens(logits_of, len(hidden), temperature, call.likeliest)
         return hidden_log_probs_and_entropy(
-            hidden, head.weight, head.bias, call.tokens, temperature, sum_pi_squared=call.sum_pi_squared
+            hidden, head.weight, head.bias, _wanted_tokens(call), temperature, sum_pi_squared=call.sum_pi_squared
         )
 
     def _from_logits(self, call: ModelCall, temperature: float) -> tuple[Tensor, ...]:
         columns, place = (call.places % call.inputs["input_ids"].shape[-1]).unique(return_inverse=True)
         rows = call.places // call.inputs["input_ids"].shape[-1]
-        logits = self.model(**call.inputs, logits_to_keep=columns).logits
+        logits = self.model(**call.inputs, logits_to_keep=columns).logits[rows, place]
+        if call.likeliest is not None:
+            return likeliest_tokens(lambda part: logits[part], len(logits), temperature, call.likeliest)
         return token_log_probs_and_entropy(
-            logits[rows, place], call.tokens, temperature, sum_pi_squared=call.sum_pi_squared
+            logits, _wanted_tokens(call), temperature, sum_pi_squared=call.sum_pi_squared
         )
+
+
+def _wanted_tokens(call: ModelCall) -> Tensor:
+    """(asked,) the next tokens; or (asked, 1 + k), candidates behind them."""
+    if call.candidates is None:
+        return call.tokens
+    return torch.cat([call.tokens.unsqueeze(-1), call.candidates], dim=-1)
+
+
+def _by_name(call: ModelCall, columns: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    if call.likeliest is not None:
+        return dict(zip(("top_log_probs", "top_tokens"), columns, strict=True))
+    named = dict(zip(TOKEN_STATISTICS, columns, strict=False))
+    if call.candidates is None:
+        return named
+    return {**named, "log_probs": columns[0][:, 0], "top_log_probs": columns[0][:, 1:]}
 
 
 def _has_plain_head(model: PreTrainedModel) -> bool:

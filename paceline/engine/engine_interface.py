@@ -23,6 +23,7 @@ from paceline.config import ModelConfig, OptimConfig
 from paceline.config.backend_limits import BFLOAT16, COMPILES, LORA, OFFLOAD, PACKING, ULYSSES, refusals
 from paceline.engine.hf_models import ModelKind
 from paceline.engine.lora import LoraSpec
+from paceline.engine.top_tokens import Likeliest
 from paceline.engine.training_state import Snapshot
 from paceline.errors import ConfigError
 
@@ -107,6 +108,8 @@ class Engine(ABC):
     """Whether ranks of this backend can share sequences."""
     takes_compile: ClassVar[bool] = False
     """Whether this backend compiles layers."""
+    takes_several_tokens: ClassVar[bool] = False
+    """Whether this backend gives log-probs of several tokens at a place."""
     takes_packing: ClassVar[bool] = True
     """Whether this backend takes sequences without padding, one after the other."""
 
@@ -137,6 +140,7 @@ class Engine(ABC):
     ) -> dict[str, float]:
         """One optimizer step on the mini-batch of which `data` is this rank's part.
 
+        Where `data` has `top_tokens`, the loss gets their `top_log_probs` (batch, response, k) too.
         Returns the metric sums of `loss_fn`, `loss`, `grad_norm` (before clipping) and `lr` (of this step), all over
         the whole mini-batch and so equal on all ranks. A loss or gradient that is not finite raises NonFiniteError on
         every rank and leaves weights and optimizer as they were.
@@ -149,13 +153,15 @@ class Engine(ABC):
         *,
         temperature: float = 1.0,
         sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
         **size: Unpack[MicroBatchSize],
     ) -> dict[str, Tensor]:
         """The model's output for this rank's rows, in their order, float32, in main memory.
 
         causal_lm: `log_probs` and `entropy` (batch, response) at `temperature`; if it is asked for, `sum_pi_squared`,
-        the squared probabilities of all tokens, summed. value: `values` (batch, response), each from the position that
-        predicts the response token. All are 0 outside `response_mask`.
+        the squared probabilities of all tokens, summed. With `likeliest`, in place of these `top_tokens` (int32) and
+        `top_log_probs` (batch, response, k), the likeliest first. value: `values` (batch, response), each from the
+        position that predicts the response token. All are 0 outside `response_mask`.
         sequence_classification: `scores` (batch,), at the last token that `attention_mask` covers.
         """
 
@@ -247,6 +253,7 @@ _TAKES = {
     "ulysses": "takes_ulysses",
     "compiles": "takes_compile",
     "packing": "takes_packing",
+    "several_tokens": "takes_several_tokens",
 }
 """What the catalogue knows of a backend, and what its class says of it."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -22,8 +23,9 @@ from paceline.engine.compiled_layers import CompiledLayers, compile_errors
 from paceline.engine.hf_models import build_model
 from paceline.engine.lora import add_adapter
 from paceline.engine.micro_batch_engine import MicroBatchEngine
-from paceline.engine.model_calls import ModelCall, packed_call, padded_call, two_sequences
+from paceline.engine.model_calls import ModelCall, candidates_of, packed_call, padded_call, two_sequences
 from paceline.engine.packed_attention import packed_attention, packing_problem
+from paceline.engine.top_tokens import Likeliest
 from paceline.engine.training_state import (
     Snapshot,
     load_training_state,
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 class HfEngine(MicroBatchEngine):
     """A Hugging Face model. Without more than `_distribute`, this rank holds all of it."""
 
+    takes_several_tokens = True
     model: PreTrainedModel
     root: nn.Module
     """What is called: an AnswerModel around `model`, or what the backend wraps around that."""
@@ -140,15 +143,23 @@ class HfEngine(MicroBatchEngine):
             yield
 
     def _answer(
-        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+        self,
+        micro_batch: TensorDict,
+        temperature: float,
+        *,
+        sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
     ) -> dict[str, Tensor]:
-        return self._call_model(micro_batch, packed=self._packs, temperature=temperature, sum_pi_squared=sum_pi_squared)
+        asked: dict[str, Any] = {"sum_pi_squared": sum_pi_squared, "likeliest": likeliest}
+        asked["candidates"] = candidates_of(micro_batch, self.device)
+        return self._call_model(micro_batch, packed=self._packs, temperature=temperature, **asked)
 
     def _call_model(
-        self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0, sum_pi_squared: bool = False
+        self, micro_batch: TensorDict, *, packed: bool, temperature: float = 1.0, **asked: Any
     ) -> dict[str, Tensor]:
+        """`asked` are fields of the ModelCall."""
         make_call = packed_call if packed else padded_call
-        call = replace(make_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
+        call = replace(make_call(micro_batch, self.spec.kind, self.device), **asked)
         with self._precision():
             return self._answer_call(call, temperature)
 

@@ -32,13 +32,15 @@ def token_log_probs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """Log-probability of each token, and entropy of the distribution it came from, both (..., length) float32.
 
-    `logits` (..., length, vocabulary) are divided by `temperature`; `tokens` are (..., length). Differentiable in
-    `logits`, of which nothing larger than a chunk is kept or made besides their gradient.
+    `logits` (..., length, vocabulary) are divided by `temperature`; `tokens` are (..., length), or (..., length, k) for
+    the log-probs of several tokens at each place. Differentiable in `logits`, of which nothing larger than a chunk is
+    kept or made besides their gradient.
     """
     _check_temperature(temperature)
+    places = logits.shape[:-1]
     with torch.autocast(logits.device.type, enabled=False):
-        flat = _OfLogits.apply(logits.flatten(0, -2), tokens.flatten(), temperature, sum_pi_squared)
-    return tuple(column.view_as(tokens) for column in flat)
+        flat = _OfLogits.apply(logits.flatten(0, -2), tokens.flatten(0, len(places) - 1), temperature, sum_pi_squared)
+    return tuple(column.view(tokens.shape if number == 0 else places) for number, column in enumerate(flat))
 
 
 def hidden_log_probs_and_entropy(
@@ -52,7 +54,8 @@ def hidden_log_probs_and_entropy(
 ) -> tuple[Tensor, ...]:
     """The same of the logits that a linear head gives for `hidden` (length, size), with at most a chunk of them.
 
-    `weight` is (vocabulary, size), `tokens` and all results are (length,). Differentiable in hidden, weight and bias.
+    `weight` is (vocabulary, size), `tokens` and all results are (length,); or `tokens` and their log-probs (length, k).
+    Differentiable in hidden, weight and bias.
     Logits that fit into one chunk are kept for the backward pass: that is faster, by a quarter of the head's work.
     """
     _check_temperature(temperature)
@@ -234,15 +237,14 @@ class _OfPart(torch.autograd.Function):
 
 def _new_columns(tokens: Tensor, sum_pi_squared: bool) -> tuple[Tensor, ...]:
     """Empty columns for `_fill`: log-probs, entropy and, if asked for, the sum of squared probabilities."""
-    return tuple(
-        torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device) for _ in range(2 + sum_pi_squared)
-    )
+    shapes = [tokens.shape, *[tokens.shape[:1]] * (1 + sum_pi_squared)]
+    return tuple(torch.empty(shape, dtype=torch.float32, device=tokens.device) for shape in shapes)
 
 
 def _fill(columns: tuple[Tensor, ...], part: slice, scaled: Tensor, tokens: Tensor) -> None:
     """Compute `part` of the columns from its logits, which are overwritten."""
     log_softmax = scaled.log_softmax(dim=-1)
-    columns[0][part] = log_softmax.gather(-1, tokens[part].unsqueeze(-1)).squeeze(-1)
+    columns[0][part] = log_softmax.gather(-1, _by_place(tokens[part])).view_as(tokens[part])
     probabilities = torch.exp(log_softmax, out=scaled)
     columns[1][part] = -torch.linalg.vecdot(probabilities, log_softmax)
     if len(columns) > 2:
@@ -256,18 +258,26 @@ def _gradients(
     grad_log_probs: Tensor | None,
     grad_entropy: Tensor | None,
 ) -> Tensor:
-    """Of z, with p = softmax(z): d log p_t / dz = onehot(t) - p;  dH / dz = -p (log p + H). Overwrites `scaled`."""
+    """Of z, with p = softmax(z): d log p_t / dz = onehot(t) - p;  dH / dz = -p (log p + H). Overwrites `scaled`.
+
+    Of several tokens at a place the gradients are added up.
+    """
     log_softmax = scaled.log_softmax(dim=-1)
     grad = torch.exp(log_softmax, out=scaled)
     weight = torch.zeros_like(entropy).unsqueeze(-1)
     if grad_entropy is not None:
         weight = log_softmax.add_(entropy.unsqueeze(-1)).mul_(-grad_entropy.unsqueeze(-1))
     if grad_log_probs is not None:
-        weight = weight.sub_(grad_log_probs.unsqueeze(-1))
+        weight = weight.sub_(_by_place(grad_log_probs).sum(dim=-1, keepdim=True))
     grad.mul_(weight)
     if grad_log_probs is not None:
-        grad.scatter_add_(-1, tokens.unsqueeze(-1), grad_log_probs.unsqueeze(-1))
+        grad.scatter_add_(-1, _by_place(tokens), _by_place(grad_log_probs))
     return grad
+
+
+def _by_place(column: Tensor) -> Tensor:
+    """(length,) or (length, k) as (length, k)."""
+    return column.unsqueeze(-1) if column.dim() == 1 else column
 
 
 def _scaled(logits: Tensor, temperature: float, *, in_place: bool = False) -> Tensor:

@@ -26,6 +26,7 @@ from paceline.engine.engine_interface import Engine, EngineSpec, LossFn, MicroBa
 from paceline.engine.microbatch import split_micro_batches
 from paceline.engine.model_calls import two_sequences
 from paceline.engine.optim import LearningRate, make_optimizer, make_schedule
+from paceline.engine.top_tokens import Likeliest
 from paceline.engine.training_state import Snapshot, TrainingState, full_tensor, write_snapshot
 from paceline.errors import NonFiniteError
 
@@ -103,6 +104,7 @@ class MicroBatchEngine(Engine):
         *,
         temperature: float = 1.0,
         sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
         **size: Unpack[MicroBatchSize],
     ) -> dict[str, Tensor]:
         parts: dict[str, list[Tensor]] = defaultdict(list)
@@ -115,7 +117,7 @@ class MicroBatchEngine(Engine):
                     self._forward_idle()
                     continue
                 order.append(rows)
-                answers = self._forward(columns[rows], temperature, sum_pi_squared=sum_pi_squared)
+                answers = self._forward(columns[rows], temperature, sum_pi_squared=sum_pi_squared, likeliest=likeliest)
                 for name, value in answers.items():
                     parts[name].append(value.cpu())
             self._after_inference()
@@ -161,9 +163,15 @@ class MicroBatchEngine(Engine):
 
     @abstractmethod
     def _answer(
-        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+        self,
+        micro_batch: TensorDict,
+        temperature: float,
+        *,
+        sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
     ) -> dict[str, Tensor]:
-        """Call the model. Each column is (asked,) float32, one number per response token, or per row for scores."""
+        """Call the model. Each column is (asked,) float32, one number per response token, or per row for scores; of
+        several tokens at a place it is (asked, k)."""
 
     def _calls(self) -> AbstractContextManager[None]:
         """The model is called, and gradients are taken, within this context."""
@@ -227,17 +235,19 @@ class MicroBatchEngine(Engine):
                         state[name] = value.to(device)
 
     def _forward(
-        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+        self,
+        micro_batch: TensorDict,
+        temperature: float,
+        *,
+        sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
     ) -> dict[str, Tensor]:
         """The model's output as `infer_batch` returns it, differentiable, on the device."""
-        answers = self._answer(micro_batch, temperature, sum_pi_squared=sum_pi_squared)
+        answers = self._answer(micro_batch, temperature, sum_pi_squared=sum_pi_squared, likeliest=likeliest)
         if self.spec.kind == "sequence_classification":
             return answers
         mask = micro_batch["response_mask"].to(self.device).bool()
-        return {
-            name: torch.zeros(mask.shape, device=self.device).masked_scatter(mask, answer)
-            for name, answer in answers.items()
-        }
+        return {name: _placed(answer, mask) for name, answer in answers.items()}
 
     def _forward_idle(self) -> Tensor:
         """A forward pass beside ranks with more micro-batches than this one; returns a zero with zero gradients."""
@@ -276,3 +286,9 @@ class MicroBatchEngine(Engine):
                 what="gradient",
             )
         return norm
+
+
+def _placed(answer: Tensor, mask: Tensor) -> Tensor:
+    """(asked, ...) at the places of the mask (batch, response), 0 elsewhere; differentiable."""
+    whole = torch.zeros(*mask.shape, *answer.shape[1:], dtype=answer.dtype, device=mask.device)
+    return whole.masked_scatter(mask.view(*mask.shape, *[1] * (answer.dim() - 1)), answer)

@@ -14,6 +14,10 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from paceline.engine.hf_models import ModelKind
+from paceline.engine.top_tokens import Likeliest
+
+TOP_TOKENS = "top_tokens"
+"""A column of tokens (batch, response, k) whose log-probs a loss wants beside those of the sampled ones."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,10 @@ class ModelCall:
     """(asked,) the tokens that follow there."""
     sum_pi_squared: bool = False
     """Whether the squared probabilities of all tokens are asked for, summed, beside log-probs and entropy."""
+    candidates: Tensor | None = None
+    """(asked, k) further tokens whose log-probs are asked for there."""
+    likeliest: Likeliest | None = None
+    """The likeliest tokens are asked for, in place of all others."""
 
 
 def padded_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device) -> ModelCall:
@@ -81,6 +89,12 @@ def aligned_call(micro_batch: TensorDict, kind: ModelKind, device: torch.device)
         places=(rows * width + position_ids[rows, columns]).to(device),
         tokens=_next_tokens(micro_batch["input_ids"], rows, columns).to(device),
     )
+
+
+def candidates_of(micro_batch: TensorDict, device: torch.device) -> Tensor | None:
+    """The tokens of `top_tokens` at the places that are asked for, in the order of the calls above; None without it."""
+    top_tokens = micro_batch.get(TOP_TOKENS, None)
+    return None if top_tokens is None else top_tokens[micro_batch["response_mask"].bool()].long().to(device)
 
 
 def _needed(micro_batch: TensorDict, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ gives back its own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.engine.distributed import gather_objects
 from paceline.engine.engine_interface import LossFn, MicroBatchSize
 from paceline.engine.micro_batch_engine import MicroBatchEngine
+from paceline.engine.top_tokens import Likeliest
 from paceline.protocol import DataProto
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ class SharedRows(MicroBatchEngine):
         *,
         temperature: float = 1.0,
         sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
         **size: Unpack[MicroBatchSize],
     ) -> dict[str, Tensor]:
         rows, own = self._rows_of_group(data)
-        answers = super().infer_batch(rows, temperature=temperature, sum_pi_squared=sum_pi_squared, **size)
+        asked: dict[str, Any] = {"sum_pi_squared": sum_pi_squared, "likeliest": likeliest}
+        answers = super().infer_batch(rows, temperature=temperature, **asked, **size)
         return {name: values[own] for name, values in answers.items()}
 
     def _sum_over_ranks(self, sums: dict[str, float]) -> dict[str, float]:

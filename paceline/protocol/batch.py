@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from paceline.errors import DataError
 from paceline.protocol import disk
+from paceline.protocol.allocation import cat
 from paceline.protocol.columns import (
     Rows,
     as_column,
@@ -35,7 +36,6 @@ from paceline.protocol.columns import (
     without,
 )
 from paceline.protocol.held import HeldColumn, columns_of_tensordict, fetch_all, tensordict_of
-from paceline.protocol.memory import cat
 from paceline.protocol.transport import Sent, with_tensors_sent
 
 if TYPE_CHECKING:

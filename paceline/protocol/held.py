@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.protocol.memory import cat, uninitialised
-from paceline.protocol.runs import Runs
+from paceline.protocol.allocation import cat, uninitialised
+from paceline.protocol.stretches import Stretches
 from paceline.protocol.transport import Sent
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StoredRows(ABC):
         """The tensors, all at once. They may be memory that others read too."""
 
 
-Source: TypeAlias = Tensor | Runs | StoredRows
+Source: TypeAlias = Tensor | Stretches | StoredRows
 
 
 class HeldColumn:
@@ -60,6 +60,7 @@ class HeldColumn:
         self.row_shape = row_shape
         self.index = np.arange(sum(map(len, self.sources))) if index is None else index
         self.is_finite = is_finite
+        self._ends: np.ndarray | None = None
         self._tensor: Tensor | None = None
         self._version = 0
         self._part_of: tuple[Tensor, slice | Tensor] | None = None
@@ -80,13 +81,19 @@ class HeldColumn:
         """These rows, held as well; of a column that was written to, a tensor."""
         if self.is_written:
             return cast(Tensor, self._tensor)[rows]
-        taken = self._like(self.sources, self.index[rows if isinstance(rows, slice) else rows.numpy()])
+        index = self.index[rows if isinstance(rows, slice) else rows.numpy()]
+        taken = HeldColumn(self.sources, self.dtype, self.row_shape, index, is_finite=self.is_finite)
+        taken._ends = self.ends
         if self._tensor is not None:
             taken._part_of = (self._tensor, rows)
         return taken
 
-    def _like(self, sources: Sequence[Source], index: np.ndarray) -> HeldColumn:
-        return HeldColumn(sources, self.dtype, self.row_shape, index, is_finite=self.is_finite)
+    @property
+    def ends(self) -> np.ndarray:
+        """Where each source ends among the rows of all; counted once for all columns that are made of this one."""
+        if self._ends is None:
+            self._ends = np.cumsum([len(source) for source in self.sources], dtype=np.int64)
+        return self._ends
 
     @staticmethod
     def join(columns: Sequence[HeldColumn | Tensor]) -> HeldColumn:
@@ -154,7 +161,7 @@ class HeldColumn:
 
     def _by_source(self) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
         """Each source that rows come from: where these are in the column, and which rows of it they are."""
-        ends = np.cumsum([len(source) for source in self.sources], dtype=np.int64)
+        ends = self.ends
         owner = np.searchsorted(ends, self.index, side="right")
         order = np.argsort(owner, kind="stable")
         numbers, firsts = np.unique(owner[order], return_index=True)
@@ -204,14 +211,14 @@ def fetch_all(columns: Iterable[HeldColumn]) -> None:
         column._fill(fetched)
 
 
-def _rows_of(source: Tensor | Runs, rows: np.ndarray) -> Tensor | Runs:
+def _rows_of(source: Tensor | Stretches, rows: np.ndarray) -> Tensor | Stretches:
     """These rows; the source itself, or a view of it, where they are consecutive."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.array_equal(rows, np.arange(rows[0], rows[-1] + 1)):
         if len(rows) == len(source):
             return source
         if isinstance(source, Tensor):
             return source[int(rows[0]) : int(rows[-1]) + 1]
-    return source.take(rows) if isinstance(source, Runs) else source[torch.from_numpy(rows)]
+    return source.take(rows) if isinstance(source, Stretches) else source[torch.from_numpy(rows)]
 
 
 def _received_column(

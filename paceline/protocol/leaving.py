@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.protocol.batch import DataProto
 from paceline.protocol.held import HeldColumn, StoredRows
-from paceline.protocol.runs import pack, repeated_rows
+from paceline.protocol.stretches import pack, repeated_rows
 
 SMALLEST_PACKED_BYTES = 1000
 ANSWER_SHARE = 1 / 16
@@ -28,37 +28,42 @@ def left_behind(answer: DataProto, keep: Callable[[list[Tensor]], Sequence[Store
     """
 
     def leave(column: Any) -> Any:
-        if isinstance(column, HeldColumn) or column.layout != torch.strided:
+        if _stays_as_it_is(column) or column.nbytes < min(min_bytes, SMALLEST_PACKED_BYTES):
             return column
-        if column.nbytes < min(min_bytes, SMALLEST_PACKED_BYTES) or not len(column):
+        here = column.detach().cpu()
+        stretches = pack(here, ANSWER_SHARE)
+        if stretches is None and here.nbytes < min_bytes:
             return column
-        about: dict[str, Any] = {"dtype": column.dtype, "row_shape": tuple(column.shape[1:])}
-        about["is_finite"] = not column.is_floating_point() or (
-            column.element_size() > 1 and bool(torch.isfinite(column).all())
-        )
-        if (runs := pack(column, ANSWER_SHARE)) is not None:
-            return HeldColumn([runs], **about)
-        if column.nbytes < min_bytes:
-            return column
-        rows = max(1, BYTES_APART * len(column) // column.nbytes)
-        return HeldColumn(keep(list(column.detach().cpu().split(rows))), **about)
+        rows = max(1, BYTES_APART * len(here) // here.nbytes)
+        sources = keep(list(here.split(rows))) if stretches is None else [stretches]
+        return HeldColumn(sources, here.dtype, tuple(here.shape[1:]), is_finite=_is_finite(column))
 
     return answer.with_columns(leave)
+
+
+def _stays_as_it_is(column: Any) -> bool:
+    return isinstance(column, HeldColumn) or not column.numel() or column.layout != torch.strided
+
+
+def _is_finite(column: Tensor) -> bool:
+    if not column.is_floating_point():
+        return True
+    return column.element_size() > 1 and bool(torch.isfinite(column).all())  # torch can't say it of float8
 
 
 def packed(data: DataProto) -> DataProto:
     """A batch to send, with the columns packed that take fewer bytes so; rows that repeat the one before go once."""
 
     def smaller(column: Any) -> Any:
-        if isinstance(column, HeldColumn) or column.nbytes < SMALLEST_PACKED_BYTES or column.layout != torch.strided:
+        if _stays_as_it_is(column) or column.nbytes < SMALLEST_PACKED_BYTES:
             return column
         sources: list[Any] = [column.detach()]
         if (index := repeated_rows(column)) is not None:
             firsts = [0, *((index[1:] != index[:-1]).nonzero()[0] + 1).tolist()]
             sources = [column.detach()[firsts]]
-        runs = pack(sources[0], ARGUMENT_SHARE)
-        if runs is None and index is None:
+        stretches = pack(sources[0], ARGUMENT_SHARE)
+        if stretches is None and index is None:
             return column
-        return HeldColumn(sources if runs is None else [runs], column.dtype, tuple(column.shape[1:]), index)
+        return HeldColumn(sources if stretches is None else [stretches], column.dtype, tuple(column.shape[1:]), index)
 
     return data.with_columns(smaller)

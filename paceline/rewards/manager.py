@@ -80,6 +80,7 @@ class RewardManager:
         self.weights = None if weights is None else read_weights(weights)
         self.scorers = dict(scorers or {})
         self.overlong = overlong
+        self.teacher_scores = False
 
     def __getstate__(self) -> dict[str, object]:
         """Scorers that were registered in this process are unknown in another: all go with the manager."""
@@ -132,6 +133,10 @@ class RewardManager:
         """Leave rows without a rule, and those with `style: "model"`, to a reward model from now on."""
         if self.weights is None:
             self.weights = {}
+
+    def expect_teacher(self) -> None:
+        """Rows without a rule score 0 from now on: scores are a measure, and a teacher is what trains."""
+        self.teacher_scores = True
 
     def check(
         self,
@@ -216,7 +221,8 @@ class RewardManager:
         has_model = self.weights is not None or has_scores
         sources = [row.data_source for row in rows]
         has_rule = [self.has_rule(*row) for row in zip(sources, reward_models, strict=True)]
-        self._coverage(sources, reward_models, has_rule, has_model).refuse_unscored()
+        if not self.teacher_scores:
+            self._coverage(sources, reward_models, has_rule, has_model).refuse_unscored()
         empty = (~mask.any(dim=-1)).tolist()
         graded = {place: row for place, row in enumerate(rows) if has_rule[place] and not empty[place]}
         results = grade_all(self._groups(graded), self.on_error, self.max_retries, self.timeout_seconds)

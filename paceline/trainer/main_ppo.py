@@ -103,6 +103,13 @@ class TaskRunner:
 
         self._add(config, TrainingWorker, Role.RewardModel)
 
+    def add_teacher_worker(self, config: Config) -> None:
+        """The models that score each sampled token, if the configuration wants them."""
+        from paceline.trainer.ppo.roles import Role
+        from paceline.workers.teacher_worker import TeacherWorker
+
+        self._add(config, TeacherWorker, Role.Teacher)
+
     def _add(self, config: Config, worker: type, *roles: Enum) -> None:
         """Add those of the roles that the configuration has."""
         from paceline.trainer.ppo.placement import role_to_pool
@@ -157,6 +164,7 @@ class TaskRunner:
         self.add_critic_worker(config)
         self.add_ref_policy_worker(config)
         self.add_reward_model_worker(config)
+        self.add_teacher_worker(config)
 
         complete = self._complete(config)
         model = complete.actor_rollout_ref.model

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from paceline.config import AnyRunConfig, PPOConfig
-from paceline.config.keys import value_of
+from paceline.config.keys import is_known_key, value_of
 from paceline.config.path_checks import data_files
 from paceline.config.tables import table_head
 from paceline.errors import ConfigError, PacelineError
@@ -49,6 +49,7 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
         tokenizer = load_tokenizer(str(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code)
     except PacelineError as error:
         raise together([*problems, error]) from error
+    problems += _teacher_problems(cfg, tokenizer)
     largest = -1
     agents = list(_agent_problems(cfg, tokenizer, {}))
     problems += agents
@@ -58,6 +59,7 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
             problems += found
             problems += _reward_problems(cfg, tokenizer, datasets)
             problems += _agent_problems(cfg, tokenizer, datasets)
+            problems += _pupil_problems(cfg, datasets)
         largest = max((dataset.largest_token() for dataset in datasets.values()), default=-1)
     setting = "actor_rollout_ref.model.tokenizer_path"
     where = str(model.tokenizer_path or model.path)
@@ -95,12 +97,18 @@ def quiet_reading() -> Iterator[None]:
 
 def _models(cfg: PPOConfig) -> dict[str, str]:
     """Key and path of the models that read the run's tokens."""
+    from paceline.config.derived import teacher_models
     from paceline.trainer.ppo.placement import uses_critic
 
     found = {"actor_rollout_ref.model.path": str(cfg.actor_rollout_ref.model.path)}
     if uses_critic(cfg) and cfg.critic.model.path is not None:
         found["critic.model.path"] = cfg.critic.model.path
+    found |= {_teacher_key(name): str(model.path) for name, model in teacher_models(cfg).items()}
     return found
+
+
+def _teacher_key(name: str) -> str:
+    return f"distillation.teacher_models.{name}.model_path"
 
 
 def _named_models(cfg: PPOConfig) -> dict[str, str]:
@@ -131,14 +139,58 @@ def _position_problems(cfg: PPOConfig) -> Iterator[str]:
     data = cfg.data
     longest = data.max_prompt_length + data.max_response_length
     for key, path in _models(cfg).items():
-        section = key.removesuffix(".path")
-        limit = value_of(cfg, f"{section}.max_position_embeddings") or max_positions(config_of(path))
+        setting = f"{key.removesuffix('.path')}.max_position_embeddings"
+        can_be_set = is_known_key(setting)  # not of a teacher
+        otherwise = f", or set {setting}" if can_be_set else ""
+        limit = (value_of(cfg, setting) if can_be_set else None) or max_positions(config_of(path))
         if limit is not None and longest > limit:
             yield (
                 f"data.max_prompt_length={data.max_prompt_length} and data.max_response_length="
                 f"{data.max_response_length} make {longest} tokens, but the model of {key} has {limit} positions "
-                f"(max_position_embeddings in its config.json). Lower them, or set {section}.max_position_embeddings."
+                f"(max_position_embeddings in its config.json). Lower them{otherwise}."
             )
+
+
+def _teacher_problems(cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[PacelineError]:
+    """Teachers that have other tokens than the policy: what they say of a token would be of another one.
+
+    Tokens that were added to a tokenizer for other uses may differ.
+    """
+    from paceline.config.derived import teacher_models
+    from paceline.data.tokenizer import load_tokenizer
+
+    def own(one: PreTrainedTokenizerBase) -> dict[str, int]:
+        added = one.get_added_vocab()
+        return {token: number for token, number in one.get_vocab().items() if token not in added}
+
+    for name, model in teacher_models(cfg).items():
+        try:
+            teacher = load_tokenizer(str(model.path), trust_remote_code=model.trust_remote_code)
+        except PacelineError as error:
+            yield error
+            continue
+        theirs, ours = own(teacher), own(tokenizer)
+        differing = sorted(token for token in theirs.keys() | ours.keys() if theirs.get(token) != ours.get(token))
+        if differing:
+            yield ConfigError(
+                f"{_teacher_key(name)}={model.path}: its tokenizer is another than the policy's: {len(differing)} "
+                f"tokens are not the same, such as {differing[0]!r} ({theirs.get(differing[0])} there, "
+                f"{ours.get(differing[0])} here). A teacher scores the policy's tokens: set a model with the same "
+                "vocabulary."
+            )
+
+
+def _pupil_problems(cfg: PPOConfig, datasets: Mapping[str, RLHFDataset]) -> Iterator[PacelineError]:
+    """Training rows that no teacher has."""
+    from paceline.trainer.ppo.teachers import teacher_names
+
+    section = cfg.distillation
+    for key, dataset in datasets.items() if section.enabled else ():
+        if key.startswith("data.train_files"):
+            try:
+                teacher_names(section, dataset.column(section.teacher_key))
+            except PacelineError as error:
+                yield error
 
 
 # --------------------------------------------------------------------------------------------- prompts and rewards
@@ -213,6 +265,7 @@ def _reward_problems(
     cfg: PPOConfig, tokenizer: PreTrainedTokenizerBase, datasets: dict[str, RLHFDataset]
 ) -> Iterator[PacelineError]:
     """Rows that nothing scores. A function of the user's scores all of them."""
+    from paceline.config.derived import learns_from_rewards
     from paceline.trainer.ppo.loaders import reads_rewards
 
     if cfg.custom_reward_function.path is not None or not reads_rewards(cfg):
@@ -223,6 +276,8 @@ def _reward_problems(
     seen: set[str] = set()
     for key, dataset in datasets.items():
         validation = key.startswith("data.val_files")
+        if not (validation or learns_from_rewards(cfg)):
+            continue
         has_model = cfg.reward_model.enable and (cfg.reward_model.validate or not validation)
         # Only training as a whole must use the model: a sample need not, and validation need not.
         may_lack_model = key != "data.train_files"

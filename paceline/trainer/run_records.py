@@ -45,6 +45,7 @@ PHASE_NAMES = {
     "serve_until": "gen",
     "compute_log_prob": "old_log_prob",
     "compute_ref_log_prob": "ref",
+    "compute_teacher_log_prob": "teacher",
     "compute_values": "values",
     "compute_rm_score": "rm",
     "compute_reward": "reward",

@@ -116,6 +116,7 @@ def replay_config(manifest: Mapping[str, Any], overrides: Mapping[str, Any], run
     return replace(
         cfg,
         trainer=trainer,
+        distillation=replace(cfg.distillation, n_gpus_per_node=0, nnodes=0),
         actor_rollout_ref=replace(cfg.actor_rollout_ref, rollout=rollout),
         data=replace(cfg.data, val_files=None, sampler=type(cfg.data.sampler)()),
     )
@@ -151,6 +152,7 @@ class Replay:
         for add in (runner.add_actor_rollout_worker, runner.add_critic_worker, runner.add_ref_policy_worker):
             add(cfg)
         runner.add_reward_model_worker(cfg)
+        runner.add_teacher_worker(cfg)
         model = cfg.actor_rollout_ref.model
         tokenizer = load_tokenizer(str(model.tokenizer_path or model.path), trust_remote_code=model.trust_remote_code)
         reward_fn = make_reward_fn(cfg, tokenizer, num_examine=0)

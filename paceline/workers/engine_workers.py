@@ -238,7 +238,7 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
             if correction.weighs_in_update and correction.normalise:
                 log_probs = engine.infer_batch(shard, temperature=temperature, **sizes)["log_probs"]
                 mini_batch = with_mean_weight(mini_batch, engine, shard, log_probs, correction)
-            return actor_loss(config, mini_batch, correction)
+            return actor_loss(config, mini_batch, correction, self.run.distillation)
 
         metrics = self.train(engine, data, make_loss, prefix="actor", temperature=temperature, **sizes)
         self.version = data.meta_info.get("version", self.version + 1)

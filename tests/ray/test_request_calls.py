@@ -77,11 +77,12 @@ def test_requests_come_go_and_outlive_new_weights(group: RayWorkerGroup) -> None
     group.resume_sampling().get()
 
     rows: dict[int, DataProto] = {}
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while len(rows) < 3:
         [finished] = group.collect_finished().get()
         rows |= {finished.non_tensor_batch["request_id"][row]: finished[row : row + 1] for row in range(len(finished))}
         assert time.monotonic() < end
+        time.sleep(0.1)  # each call keeps it from decoding
     for row in rows.values():
         versions = row.batch["policy_versions"][0].tolist()
         assert versions == sorted(versions)

@@ -18,8 +18,25 @@ from tests.faults import FAULTS, POINTS, FaultyRunner, UnsavedRunner
 from tests.in_process import train_in_process
 from tests.runs import as_omegaconf, base_config, make_material, results
 
+ROLLOUT = "actor_rollout_ref__rollout__"
 SPLIT = {"trainer__placement__name": "split", "trainer__n_gpus_per_node": 2}
 ONE_DEVICE = {"trainer__placement__name": "colocated", "trainer__n_gpus_per_node": 1}
+
+
+LOOP = '''
+from paceline.agents import AgentLoop
+from tests.faults import strike
+
+
+class Mortal(AgentLoop):
+    """One turn; the first time that it sees row 9, its process dies."""
+
+    async def run(self, request, generate):
+        conversation = request.begin()
+        strike("generation", ready=request.row["index"] == 9)
+        await generate(conversation)
+        return conversation
+'''
 
 
 @pytest.fixture
@@ -32,19 +49,32 @@ def faults(tmp_path: Path):
     ray.shutdown()
 
 
+def through_agents(folder: Path) -> dict[str, object]:
+    """The keys of a run whose single turns are had by two mortal agents."""
+    (folder / "loop.py").write_text(LOOP)
+    (folder / "loops.yaml").write_text(f"- {{name: mortal, _target_: {folder}/loop.py:Mortal}}\n")
+    return {
+        f"{ROLLOUT}agent__num_workers": 2,
+        f"{ROLLOUT}agent__default_agent_loop": "mortal",
+        f"{ROLLOUT}agent__agent_loop_config_path": str(folder / "loops.yaml"),
+    }
+
+
+@pytest.mark.parametrize("who", ["agent", pytest.param("actor_rollout", marks=pytest.mark.slow)])
 def test_a_run_survives_deaths_in_generation_updates_checkpoint_and_driver(
-    faults: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    who: str, faults: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The responses come from the rollout itself, or through agents, of which one dies."""
     material = make_material(tmp_path / "material")
     settings = {"trainer__total_training_steps": 6, "trainer__save_freq": 1, **SPLIT}
     train_in_process(base_config(material, tmp_path / "undisturbed", **(settings | ONE_DEVICE)))
-    disturbed = base_config(material, tmp_path / "disturbed", trainer__max_restarts=len(POINTS), **settings)
-    run_ppo(as_omegaconf(disturbed), task_runner_class=FaultyRunner)
+    settings |= {"trainer__max_restarts": len(POINTS), **(through_agents(tmp_path) if who == "agent" else {})}
+    run_ppo(as_omegaconf(base_config(material, tmp_path / "disturbed", **settings)), task_runner_class=FaultyRunner)
     assert sorted(os.listdir(faults)) == sorted(POINTS)
-    assert results(tmp_path / "disturbed") == results(tmp_path / "undisturbed")
+    assert results(tmp_path / "disturbed", "agent/", "val-aux/agent/") == results(tmp_path / "undisturbed")
     assert caplog.text.count("starting again from") == len(POINTS)
     for words in (
-        "actor_rollout rank 0 failed in generate_sequences",
+        r"agent rank \d failed in \w+" if who == "agent" else "actor_rollout rank 0 failed in generate_sequences",
         "critic rank 0 failed in update_critic",
         "critic rank 0 failed in save_checkpoint",
         "task_runner rank 0 failed in run",

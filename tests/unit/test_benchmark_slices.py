@@ -96,6 +96,7 @@ def test_one_goes_on_while_the_children_of_the_others_are_stopped_too(counting, 
         least, most = (sum(until - since for since, until in turns) for turns in (inner, outer))
         assert least - 0.001 <= process.own_seconds(begin, end) <= most + 0.001
         assert process.own_seconds(end, end + 5) == pytest.approx(0, abs=0.001)
+        assert 2**20 < process.largest_resident() < 2**30, "a Python and little more"
 
 
 def test_a_process_that_ends_by_itself_is_told_of_with_its_last_words(tmp_path):

@@ -20,7 +20,7 @@ def answer_with(monkeypatch, returncode):
     monkeypatch.setattr(subprocess, "run", run)
 
 
-@pytest.mark.parametrize("name", [*bench.BENCHMARKS, "placements", "pictures", "__main__"])
+@pytest.mark.parametrize("name", [*bench.BENCHMARKS, "placements", "pictures", "scale", "__main__"])
 def test_every_benchmark_tells_what_it_does(name, monkeypatch, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.setattr(sys, "argv", [name, "--help"])

@@ -76,7 +76,10 @@ def test_keys_in_commands_exist(page: Path):
 def _is_open(key: str) -> bool:
     """Whether it is below a key that takes a section of the user's own, or stands on a page as a mistake."""
     parents = [key.rsplit(".", count)[0] for count in range(1, key.count("."))]
-    return any(parent in KEYS and parent.endswith(("ray_init", "vllm", "kwargs", "weights")) for parent in parents)
+    return any(
+        parent in KEYS and parent.endswith(("ray_init", "vllm", "kwargs", "weights", "teacher_models"))
+        for parent in parents
+    )
 
 
 def _commands(program: str) -> list[list[str]]:

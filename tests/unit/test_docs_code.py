@@ -30,6 +30,7 @@ ONLY_IMPORTED = {
     ("docs/data.md", "make_dataloader("): "has its files in tests/unit/data/test_docs.py",
     ("docs/rollout.md", "rollout.generate("): "has its model in tests/unit/rollout/test_docs.py",
     ("docs/rollout.md", "rollout.submit("): "has its model in tests/unit/rollout/test_docs.py",
+    ("docs/distillation.md", "Distill("): "trains in tests/ray/test_distillation_runs.py",
     ("docs/supervised.md", "SFT("): "trains in tests/ray/test_notebook.py",
     ("docs/single_controller.md", "ray.init("): "runs on Ray in tests/ray/test_single_controller.py",
     ("docs/single_controller.md", "trainer.fit()"): "trains in tests/learn/test_docs.py",

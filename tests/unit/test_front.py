@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import DPO, GRPO, PPO, SFT, FinishedRun, RewardModel
+from paceline import DPO, GRPO, PPO, SFT, Distill, FinishedRun, RewardModel
 from paceline.config import PPOConfig, SFTConfig
 from paceline.errors import ConfigError
 from paceline.rewards import custom
@@ -38,6 +38,27 @@ def test_grpo_compares_eight_responses_without_a_critic(model: Path, tmp_path: P
     assert cfg.trainer.total_training_steps == 3
     assert cfg.trainer.default_local_dir == str(tmp_path / "run")
     assert PPO(model=model, train=prompts, output=tmp_path / "ppo").check().algorithm.adv_estimator == "gae"
+
+
+def test_a_teacher_or_several_take_the_place_of_rewards(model: Path, tmp_path: Path) -> None:
+    prompts = write_parquet(tmp_path / "prompts.parquet")
+    front = Distill(model=model, teacher=model, train=prompts, n=2, output=tmp_path / "run")
+    cfg = front.check()
+    assert (cfg.distillation.enabled, cfg.distillation.distillation_loss.use_task_rewards) == (True, False)
+    assert [teacher.model_path for teacher in cfg.distillation.teacher_models.values()] == [str(model)]
+    assert cfg.trainer.experiment_name == "distill"
+    several = {"math": model, "code": model}
+    front = Distill(
+        model=model, teacher=several, train=prompts, loss="forward_kl_topk", topk=4, output=tmp_path / "two"
+    )
+    cfg = front.check()
+    assert [teacher.key for teacher in cfg.distillation.teacher_models.values()] == ["math", "code"]
+    assert (cfg.distillation.distillation_loss.loss_mode, cfg.distillation.distillation_loss.topk) == (
+        "forward_kl_topk",
+        4,
+    )
+    with pytest.raises(ConfigError, match="there is no folder /no/teacher"):
+        Distill(model=model, teacher="/no/teacher", train=prompts, output=tmp_path / "three").check()
 
 
 def test_rows_and_further_keys(model: Path, tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def test_everybody_who_writes_or_reads_a_column_is_a_function_or_class_of_the_pa
 
 
 def test_shapes_and_types_are_those_that_the_page_explains():
-    assert {axis for column in COLUMNS.values() for axis in column.shape} == {"B", "P", "R", "P+R"}
+    assert {axis for column in COLUMNS.values() for axis in column.shape} == {"B", "P", "R", "P+R", "K"}
     assert all(column.shape[0] == "B" for column in COLUMNS.values())
-    assert {column.dtype for column in COLUMNS.values()} == {"int64", "float32", "bool", "object"}
+    assert {column.dtype for column in COLUMNS.values()} == {"int64", "int32", "float32", "bool", "object"}
 
 
 def test_what_a_model_and_a_rollout_are_given_are_columns():

@@ -1,4 +1,4 @@
-"""The problems of examples/smollm2_gsm8k."""
+"""The problems of examples/smollm2_gsm8k and of the recipes with its model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from examples.smollm2_gsm8k import prepare
+from paceline.cli import smollm2_material as prepare
+from paceline.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2_gsm8k"
 
 
 @pytest.fixture
@@ -41,7 +44,7 @@ def test_questions_that_do_not_suffice_are_told(
 ) -> None:
     monkeypatch.setattr(prepare, "NAMES", ("Anna",))
     monkeypatch.setattr(prepare, "THINGS", ("eggs",))
-    with pytest.raises(SystemExit, match="--test 64: there are too few other questions"):
+    with pytest.raises(ConfigError, match="--test 64: there are too few other questions"):
         prepare.main(["--output", str(tmp_path), "--largest", "2"])
 
 
@@ -66,7 +69,21 @@ def test_a_number_that_gives_no_problems_is_refused(
 
 @pytest.mark.parametrize("script", ["run_grpo.sh", "run_ppo.sh"])
 def test_a_script_without_a_folder_says_what_it_takes(script: str) -> None:
-    path = Path(prepare.__file__).with_name(script)
+    path = EXAMPLE / script
     done = subprocess.run([str(path)], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert f"usage: {script} FOLDER [key=value ...]" in done.stderr
+
+
+def test_pairs_are_the_solution_and_one_with_a_wrong_result() -> None:
+    pair = prepare._compared({"question": "How many?", "answer": "4 + 5 = 9\n#### 9"})
+    assert (pair["chosen"], pair["rejected"]) == ("4 + 5 = 9\n#### 9", "4 + 5 = 10\n#### 10")
+    assert pair["prompt"][-1] == {"role": "user", "content": "How many?"}
+
+
+def test_the_material_of_recipes(model_is_there: None, tmp_path: Path) -> None:
+    prepare.make_smollm2(tmp_path / "material")
+    assert {file.name: pq.read_metadata(file).num_rows for file in (tmp_path / "material").iterdir()} == {
+        **dict.fromkeys(("train.parquet", "chats.parquet", "pairs.parquet"), 2000),
+        **dict.fromkeys(("test.parquet", "held_out_chats.parquet", "held_out_pairs.parquet"), 64),
+    }

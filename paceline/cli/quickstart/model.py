@@ -60,13 +60,13 @@ def build_tokenizer() -> Qwen2Tokenizer:
     )
 
 
-def build_model(tokenizer: Qwen2Tokenizer, seed: int) -> Qwen2ForCausalLM:
+def build_model(tokenizer: Qwen2Tokenizer, seed: int, *, hidden: int = 128, layers: int = 4) -> Qwen2ForCausalLM:
     """A Qwen2 with random weights that depend on `seed` alone."""
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=64,

@@ -15,12 +15,13 @@ from paceline.config import AnyRunConfig, PPOConfig
 from paceline.config.checks.agent_checks import check_agents
 from paceline.config.checks.batch_checks import check_mini_batches, check_pools
 from paceline.config.checks.correction_checks import check_correction, check_policy_loss
+from paceline.config.checks.distillation_checks import check_distillation
 from paceline.config.checks.estimator_checks import check_estimator
 from paceline.config.checks.model_checks import check_backends, check_device, check_lora, check_models
 from paceline.config.checks.run_checks import check_columns, check_data, check_rewards, check_run
 from paceline.config.checks.sampling_checks import check_algorithm, check_sampling
 from paceline.config.checks.schedule_checks import check_schedule, schedule_notes
-from paceline.config.derived import uses_agents, uses_critic, uses_reference, with_backends
+from paceline.config.derived import learns_from_rewards, uses_agents, uses_critic, uses_reference, with_backends
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.field_rules import Each, OnlyWith, Range
 from paceline.config.keys import ACTOR, known_keys, value_of
@@ -65,6 +66,7 @@ def check_config(cfg: PPOConfig) -> list[str]:
         *check_policy_loss(cfg),
         *check_correction(cfg),
         *check_estimator(cfg),
+        *check_distillation(cfg),
         *check_rewards(cfg),
         *check_sampling(cfg),
         *check_run(cfg),
@@ -126,8 +128,11 @@ def unused_settings(cfg: PPOConfig) -> list[str]:
 
     They are no errors: launch scripts for several estimators share one list of overrides.
     """
+    alone = "there is no critic where a teacher alone trains"
+    without = f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"
     parts = (
-        (uses_critic(cfg), OnlyWith.CRITIC, f"algorithm.adv_estimator={cfg.algorithm.adv_estimator} has no critic"),
+        (uses_critic(cfg), OnlyWith.CRITIC, without if learns_from_rewards(cfg) else alone),
+        (cfg.distillation.enabled, OnlyWith.TEACHER, "distillation.enabled=False"),
         (uses_reference(cfg), OnlyWith.REFERENCE, "no KL term is on, so there is no reference"),
         (cfg.reward_model.enable, OnlyWith.REWARD_MODEL, "reward_model.enable=False"),
         (uses_agents(cfg), OnlyWith.AGENTS, "responses are single turns"),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.catalog import AGENT_LOOPS, ESTIMATORS, ROLLOUTS, TOOL_FORMATS
+from paceline.catalog import AGENT_LOOPS, ROLLOUTS, TOOL_FORMATS
 from paceline.config import PPOConfig
-from paceline.config.derived import rollout_pools, uses_agents
+from paceline.config.derived import estimator_in_use, rollout_pools, uses_agents
 from paceline.config.dialect.choices import refused_choice
 from paceline.config.keys import ROLLOUT
 from paceline.errors import ConfigError
@@ -32,7 +32,7 @@ def check_agents(cfg: PPOConfig) -> Iterator[str]:
     if not uses_agents(cfg):
         return
     said = f"{ON} or an agent loop"
-    engine, estimator = ROLLOUTS.get(rollout.name), ESTIMATORS.get(cfg.algorithm.adv_estimator)
+    engine, estimator = ROLLOUTS.get(rollout.name), estimator_in_use(cfg)
     if engine is not None and not engine.takes_requests_singly:
         yield f"{ROLLOUT}.name={rollout.name} samples whole batches; with {said} set native or vllm."
     if rollout.tensor_model_parallel_size > 1:

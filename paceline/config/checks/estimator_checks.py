@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.catalog import ESTIMATORS
 from paceline.config import PPOConfig
+from paceline.config.derived import estimator_in_use
 from paceline.config.keys import ACTOR, ROLLOUT
 
 
@@ -13,8 +13,8 @@ def check_estimator(cfg: PPOConfig) -> Iterator[str]:
     """Settings that the estimator lacks, or has no use for."""
     algorithm = cfg.algorithm
     chosen = f"algorithm.adv_estimator={algorithm.adv_estimator}"
-    needs = ESTIMATORS.get(algorithm.adv_estimator)
-    if needs is None:  # check_choices reports it
+    needs = estimator_in_use(cfg)
+    if needs is None:  # check_choices reports one that nobody knows
         return
     yield from _check_components(cfg, chosen) if needs.needs_components else _check_no_components(cfg, chosen)
     savings = {

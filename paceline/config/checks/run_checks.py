@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import socket
 from collections.abc import Iterator
@@ -173,7 +174,7 @@ def _check_queue(cfg: PPOConfig) -> Iterator[str]:
             "transfer_queue.enable=True with trainer.columns_stay_bytes=null: no column stays that it could keep; "
             "give columns_stay_bytes a number, such as 32000, or leave transfer_queue.enable out."
         )
-    if not is_installed(TRANSFER_QUEUE_PACKAGE):
+    elif not is_installed(TRANSFER_QUEUE_PACKAGE):
         yield MachineProblem(
             "transfer_queue.enable=True needs TransferQueue, which is not installed: "
             'pip install "paceline[transfer-queue]"'

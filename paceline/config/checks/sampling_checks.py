@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.catalog import ESTIMATORS, ROLLOUTS
+from paceline.catalog import ROLLOUTS
 from paceline.config import PPOConfig, RolloutConfig, ValSamplingConfig
-from paceline.config.derived import device_pools, rollout_pools
+from paceline.config.derived import device_pools, estimator_in_use, rollout_pools
 from paceline.config.field_rules import OnlyWith
 from paceline.config.keys import ROLLOUT, known_keys, value_of
 from paceline.config.machine_problems import MachineProblem
@@ -99,7 +99,7 @@ def _check_vllm(cfg: PPOConfig) -> Iterator[str]:
 def check_algorithm(cfg: PPOConfig) -> Iterator[str]:
     """Estimators that the rest of the configuration does not fit."""
     estimator = cfg.algorithm.adv_estimator
-    needs = ESTIMATORS.get(estimator)
+    needs = estimator_in_use(cfg)
     if needs is not None and needs.needs_groups and cfg.actor_rollout_ref.rollout.n == 1:
         yield (
             f"{ROLLOUT}.n=1 with algorithm.adv_estimator={estimator}: a response is compared with others to the same "

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.catalog import ESTIMATORS, ROLLOUTS
+from paceline.catalog import ROLLOUTS
 from paceline.config import PPOConfig
-from paceline.config.derived import ROLLOUT_POOL, rollout_pools
+from paceline.config.derived import ROLLOUT_POOL, estimator_in_use, rollout_pools
 from paceline.config.keys import known_keys, value_of
 from paceline.errors import ConfigError
 
@@ -44,7 +44,7 @@ def check_schedule(cfg: PPOConfig) -> Iterator[str]:
 def _check_streaming(cfg: PPOConfig) -> Iterator[str]:
     """What needs a batch as a whole, or all devices of it in step."""
     rollout, asked = cfg.actor_rollout_ref.rollout, "trainer.schedule.name=streaming"
-    engine, estimator = ROLLOUTS.get(rollout.name), ESTIMATORS.get(cfg.algorithm.adv_estimator)
+    engine, estimator = ROLLOUTS.get(rollout.name), estimator_in_use(cfg)
     if engine is not None and not engine.takes_requests_singly:
         yield f"{asked}: actor_rollout_ref.rollout.name={rollout.name} samples whole batches; set native or vllm."
     if rollout.engine_kwargs.vllm.get("async_scheduling"):

@@ -18,7 +18,6 @@ from paceline.config.dialect.rule_kinds import (
     renamed,
     show,
     so_anyway,
-    switched,
     translated,
 )
 from paceline.config.keys import ACTOR, MODEL, ROLLOUT
@@ -32,6 +31,7 @@ SCHEDULE = (
     "is not supported: how far the rollout runs ahead of the training is trainer.schedule here, with devices of its "
     "own by trainer.placement.rollout_devices. Leave it out, and see trainer.schedule.name and max_staleness."
 )
+DISTILLATION_LOSS = "distillation.distillation_loss"
 IMAGES = "is not supported yet: prompts are text. Leave it out."
 PROFILER = (
     "is not supported: every run writes timeline.json, which `paceline report` draws; ray_kwargs.timeline_json_file "
@@ -45,6 +45,7 @@ _USUAL_GROUPS = ("rollout", "hf_model", "legacy_data", "rollout_correction", "re
 RENAMED_SECTIONS: tuple[Rule, ...] = (
     renamed("{critic.fsdp,critic.fsdp_config}.**", r"critic.model.fsdp_config.\2"),
     renamed("reward_model.fsdp_config.**", r"reward_model.model.fsdp_config.\1"),
+    renamed(f"{DISTILLATION_LOSS}.{{clip_ratio,clip_ratio_low,clip_ratio_high}}", rf"{ACTOR}.\1"),
     renamed("reward.custom_reward_function.**", r"custom_reward_function.\1"),
     renamed("reward.reward_manager.name", "reward_model.reward_manager"),
     renamed("{reward.reward_model,reward_model}.model_path", "reward_model.model.path"),
@@ -162,6 +163,17 @@ def _reward_server(asked: Asked) -> Outcome:
     return Taken("the reward model scores on the critic's devices, in a training backend", "no effect")
 
 
+def _teacher_server(asked: Asked) -> Outcome:
+    """Has no part while distillation is off; else it is refused: a teacher scores in a training backend, and not yet
+    on a server."""
+    if not is_on(asked.look_up("distillation.enabled")):
+        return Taken("distillation is off", "no effect")
+    return Refused(
+        "is not supported yet: a teacher scores in a training backend, and not on a server. Leave it out; "
+        "distillation.n_gpus_per_node gives the teachers devices of their own."
+    )
+
+
 def _hdfs(asked: Asked) -> Outcome:
     """null is so anyway. A path of a mounted disk is where the run's folder goes; hdfs:// is refused."""
     path = asked.value
@@ -198,8 +210,11 @@ def _copies(asked: Asked) -> Outcome:
 RUN_RULES: tuple[Rule, ...] = (
     translated(f"{{model_engine,{ACTOR}.model_engine}}", _model_engine),
     translated("_groups_.**", _group),
-    switched("distillation", "is not supported yet: a run learns from rewards, not from a teacher. Leave it out.",
-             why="a run learns from rewards", switch="enabled"),
+    translated("distillation.teacher_models.*.inference.**", _teacher_server),
+    no_effect("distillation.teacher_models.*.num_replicas", "all devices of the teachers share the responses"),
+    so_anyway(f"{DISTILLATION_LOSS}.policy_loss_mode", "vanilla", why="its policy gradient is PPO's",
+              otherwise="is not supported: its policy gradient is PPO's. Leave it out."),
+    no_effect(f"{DISTILLATION_LOSS}.{{use_chunked_topk,chunked_topk_chunk_size}}", "logits are made a part at a time"),
     no_effect("trainer.use_v1", "there is one loop, with its order in trainer.schedule"),
     translated("trainer.v1.trainer_mode", _trainer_mode),
     refused("{trainer.v1,async_training,trainer.async_training}.**", SCHEDULE),

@@ -16,7 +16,7 @@ from paceline.config.dialect.engine_keys import ENGINE_RULES
 from paceline.config.dialect.rollout_keys import ROLLOUT_RULES
 from paceline.config.dialect.rule_kinds import Asked, Kind, Outcome, Refused, Rule, Taken, is_same, show
 from paceline.config.dialect.run_keys import RENAMED_SECTIONS, RUN_RULES
-from paceline.config.keys import is_known_key, known_keys, nearest_key
+from paceline.config.keys import is_known_key, item_section, known_keys, nearest_key
 from paceline.config.secrets import masked
 from paceline.text import meant
 
@@ -233,7 +233,7 @@ def _foreign_leaves(tree: Mapping[str, object], prefix: str) -> Iterator[tuple[s
     for name, value in tree.items():
         key = f"{prefix}{name}"
         known = known_keys().get(key)
-        if known is not None and not known.is_section:
+        if known is not None and not known.is_section and item_section(known.hint) is None:
             continue
         if isinstance(value, Mapping) and value:
             yield from _foreign_leaves(value, f"{key}.")

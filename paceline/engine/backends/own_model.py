@@ -26,8 +26,9 @@ from paceline.engine.answers import AnswerModel
 from paceline.engine.distributed import AllRanks, ensure_process_group
 from paceline.engine.hf_models import build_empty_model, build_model
 from paceline.engine.logprobs import TOKEN_STATISTICS, hidden_log_probs_and_entropy, parallel_log_probs_and_entropy
-from paceline.engine.model_calls import ModelCall, aligned_call, padded_call, two_sequences
+from paceline.engine.model_calls import TOP_TOKENS, ModelCall, aligned_call, padded_call, two_sequences
 from paceline.engine.shared_rows import SharedRows
+from paceline.engine.top_tokens import Likeliest
 from paceline.engine.training_state import Moments, Snapshot, Training, in_main_memory, read_training_state
 from paceline.errors import ConfigError
 
@@ -161,8 +162,15 @@ class OwnModelEngine(AllRanks, SharedRows):
         return self.spec.trains and isinstance(model, TrainedModelConfig) and model.enable_gradient_checkpointing
 
     def _answer(
-        self, micro_batch: TensorDict, temperature: float, *, sum_pi_squared: bool = False
+        self,
+        micro_batch: TensorDict,
+        temperature: float,
+        *,
+        sum_pi_squared: bool = False,
+        likeliest: Likeliest | None = None,
     ) -> dict[str, Tensor]:
+        if likeliest is not None or TOP_TOKENS in micro_batch:
+            raise ConfigError(f"{self.strategy} gives the log-prob of one token at a place. Set strategy=fsdp2.")
         call = replace(aligned_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         answers: dict[str, Tensor] = self.root(call, temperature)
         return answers

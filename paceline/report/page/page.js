@@ -247,7 +247,7 @@ function showCurves() {
 
 // The phases of a step first: their colors differ.
 const PHASES = ["generate_sequences", "compute_log_prob", "compute_ref_log_prob", "compute_values", "update_critic", "update_actor",
-  "compute_reward", "compute_rm_score"];
+  "compute_reward", "compute_rm_score", "compute_teacher_log_prob"];
 let METHODS = PHASES;
 
 function busySeconds(bars, start, end) {

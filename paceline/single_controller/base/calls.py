@@ -17,16 +17,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-import numpy as np
-import torch
-
-from paceline.protocol import DataProto
+from paceline import protocol
 from paceline.single_controller.base.worker import Worker
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
 T = TypeVar("T")
-Column = torch.Tensor | np.ndarray
+Column: TypeAlias = "torch.Tensor | np.ndarray"
 
 call_tag: ContextVar[dict[str, object]] = ContextVar("call_tag")
 """Set by the driver; every call issued under it carries a copy in its record. Example: `call_tag.set({"step": 3})`.
@@ -122,7 +123,7 @@ def _loop() -> asyncio.Runner:
 def _shared_columns(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Column]:
     """Every tensor of every batch, and every array that is not of objects, named `argument.column`."""
     named = [*((str(index), arg) for index, arg in enumerate(args)), *kwargs.items()]
-    return dict(_columns({name: value for name, value in named if isinstance(value, DataProto)}, ""))
+    return dict(_columns({name: value for name, value in named if protocol.is_batch(value)}, ""))
 
 
 def _checksums(columns: dict[str, Column]) -> dict[str, int]:
@@ -130,9 +131,12 @@ def _checksums(columns: dict[str, Column]) -> dict[str, int]:
 
 
 def _columns(value: object, name: str) -> Iterator[tuple[str, Column]]:
+    import numpy as np
+    import torch
+
     if isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject):
         yield name, value
-    elif isinstance(value, DataProto):
+    elif protocol.is_batch(value):
         for part in (value.batch, value.non_tensor_batch, value.meta_info):
             yield from _columns(dict(part.items()) if part is not None else {}, name)
     elif isinstance(value, dict | list | tuple):
@@ -142,6 +146,9 @@ def _columns(value: object, name: str) -> Iterator[tuple[str, Column]]:
 
 
 def _bytes_of(column: Column) -> np.ndarray:
+    import numpy as np
+    import torch
+
     if isinstance(column, torch.Tensor):
         return column.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
     return np.ascontiguousarray(column).reshape(-1).view(np.uint8)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline.protocol import DataProto, DataProtoFuture
+from paceline import protocol
 
 if TYPE_CHECKING:
+    from paceline.protocol import DataProto
     from paceline.single_controller.base.worker_group import WorkerGroup
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ def take_rows(parts: Sequence[DataProto], start: int, stop: int) -> DataProto:
     pieces = [
         part.slice(max(start - offset, 0), max(stop - offset, 0)) for part, offset in zip(parts, offsets, strict=False)
     ]
-    return DataProto.concat(pieces)
+    return protocol.DataProto.concat(pieces)
 
 
 def take_shard(parts: Sequence[DataProto], index: int, count: int) -> DataProto:
@@ -92,13 +93,13 @@ def drop_padding(output: object, args: Sequence[object]) -> object:
 
     A method may give k rows for each row it got (in order, the k of a row together). Other types pass as they are.
     """
-    shards = [arg for arg in args if isinstance(arg, DataProto) and PADDING_KEY in arg.meta_info]
+    shards = [arg for arg in args if isinstance(arg, protocol.DataProto) and PADDING_KEY in arg.meta_info]
     sizes = {(len(shard), shard.meta_info[PADDING_KEY]) for shard in shards}
     if len(sizes) > 1:
         raise ValueError(
             f"the batches of one data-parallel call differ in length: shards of {sorted(sizes)} (rows, padding)."
         )
-    if not isinstance(output, DataProto) or not sizes:
+    if not isinstance(output, protocol.DataProto) or not sizes:
         return output
     rows, padding = sizes.pop()
     if padding and len(output) % rows:
@@ -123,7 +124,7 @@ class TakeShard:
         # Joining all parts only to cut one shard out of them would copy the whole batch in every rank.
         parts = values if self.resolver is concat_rows else [self.resolver(values)]
         for part in parts:
-            if not isinstance(part, DataProto):
+            if not isinstance(part, protocol.DataProto):
                 raise TypeError(
                     f"a data-parallel call got a future of {type(part).__name__}; it can only cut a DataProto."
                 )
@@ -132,11 +133,14 @@ class TakeShard:
 
 def split_argument(value: object, count: int) -> Sequence[object]:
     """`value` for each of `count` shards: cut when it is a batch or the future of one, else the same for all."""
-    if isinstance(value, DataProto):
+    if isinstance(value, protocol.DataProto):
         return [take_shard([value], index, count) for index in range(count)]
-    if isinstance(value, DataProtoFuture):
+    if isinstance(value, protocol.DataProtoFuture):
         resolver = value.resolver
-        return [DataProtoFuture(value.parts, TakeShard(resolver, index, count), value.getter) for index in range(count)]
+        return [
+            protocol.DataProtoFuture(value.parts, TakeShard(resolver, index, count), value.getter)
+            for index in range(count)
+        ]
     return [value] * count
 
 
@@ -147,12 +151,12 @@ Arguments = tuple[tuple[object, ...], dict[str, object]]
 def split_arguments(args: tuple[object, ...], kwargs: dict[str, object], count: int) -> list[Arguments]:
     """The arguments of each of `count` shards."""
     values = [*args, *kwargs.values()]
-    if not any(isinstance(value, DataProto | DataProtoFuture) for value in values):
+    if not any(isinstance(value, protocol.DataProto | protocol.DataProtoFuture) for value in values):
         types = ", ".join(type(value).__name__ for value in values) or "no arguments"
         raise TypeError(
             f"a data-parallel call needs a DataProto or a DataProtoFuture among its arguments; got {types}."
         )
-    lengths = {len(value) for value in values if isinstance(value, DataProto)}
+    lengths = {len(value) for value in values if isinstance(value, protocol.DataProto)}
     if len(lengths) > 1:
         raise ValueError(f"the batches of one data-parallel call differ in length: {sorted(lengths)} rows.")
     return _by_rank([split_argument(value, count) for value in values], len(args), kwargs)
@@ -242,9 +246,9 @@ def only_one(outputs: list[T]) -> T:
 
 def concat_rows(outputs: list[Any]) -> Any:
     """One DataProto of all rows when every rank gave a DataProto, else one item per rank."""
-    if not all(isinstance(output, DataProto) for output in outputs):
+    if not all(isinstance(output, protocol.DataProto) for output in outputs):
         return outputs
-    return DataProto.concat(outputs)
+    return protocol.DataProto.concat(outputs)
 
 
 class Dispatch:

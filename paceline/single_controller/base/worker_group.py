@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from paceline.protocol import DataProtoFuture
 from paceline.single_controller.base.dispatch import CollectFn, Dispatch, RankCall, only_one
 from paceline.single_controller.base.worker import Execute, MeshRank, Registration, registered_methods
+
+if TYPE_CHECKING:
+    from paceline.protocol import DataProtoFuture
 
 
 class WorkerGroup(ABC):

@@ -9,18 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
-
-import ray
-from ray.exceptions import RayError
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from paceline.errors import WorkerError
-from paceline.protocol import DataProto
-from paceline.protocol.held import StoredRows
-from paceline.protocol.leaving import left_behind
-from paceline.protocol.transport import Sent
-from paceline.single_controller.ray.watch import watch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from paceline.protocol import DataProto
+    from paceline.protocol.held import StoredRows
 
 SMALLEST_BYTES = 32_000
 
@@ -59,39 +56,9 @@ class ColumnStore(ABC):
 
     def leave(self, answer: DataProto, maker: Maker) -> DataProto:
         """The answer as it goes to the driver."""
+        from paceline.protocol.leaving import left_behind  # a worker that never answers with a batch needs no torch
+
         return left_behind(answer, lambda tensors: self.keep(tensors, maker), self.min_bytes)
-
-
-class ObjectRows(StoredRows):
-    """Rows of a column in Ray's object store."""
-
-    def __init__(self, ref: ray.ObjectRef, rows: int, maker: Maker) -> None:
-        self.ref = ref
-        self.rows = rows
-        self.maker = maker
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return ObjectRows, (self.ref, self.rows, self.maker)
-
-    @classmethod
-    def fetch(cls, stored: Sequence[Self]) -> list[Tensor]:
-        try:
-            return ray.get([one.ref for one in stored])
-        except RayError:
-            watch.raise_failure()  # of a call that may be the cause
-            raise _find_lost(stored) from None
-
-
-def _find_lost(stored: Sequence[ObjectRows]) -> WorkerError:
-    for one in stored:
-        try:
-            ray.get(one.ref)
-        except RayError as error:
-            return one.maker.lost(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-    return stored[0].maker.lost("they were lost and came back; ask again")
 
 
 @dataclass(frozen=True)
@@ -101,4 +68,6 @@ class ObjectStore(ColumnStore):
     min_bytes: int = SMALLEST_BYTES
 
     def keep(self, tensors: list[Tensor], maker: Maker) -> Sequence[StoredRows]:
-        return [ObjectRows(ray.put(Sent(tensor)), len(tensor), maker) for tensor in tensors]
+        from paceline.single_controller.ray.object_rows import ObjectRows
+
+        return [ObjectRows.of(tensor, maker) for tensor in tensors]

@@ -8,14 +8,13 @@ import os
 import uuid
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
+from paceline import protocol
 from paceline.errors import WorkerError
 from paceline.external import imported_modules
-from paceline.protocol import DataProto, DataProtoFuture
-from paceline.protocol.leaving import packed
 from paceline.redaction import known_secrets
 from paceline.single_controller.base import MeshRank, RankCall, WorkerGroup, call_tag
 from paceline.single_controller.base.dispatch import CollectFn, as_list
@@ -39,6 +38,9 @@ from paceline.single_controller.ray.watch import (
     running_calls,
     watch,
 )
+
+if TYPE_CHECKING:
+    from paceline.protocol import DataProtoFuture
 
 logger = logging.getLogger(__name__)
 
@@ -131,20 +133,33 @@ class RayWorkerGroup(WorkerGroup):
         tag = dict(call_tag.get({}))
         check_inputs = os.environ.get("PACELINE_CHECK_INPUTS") == "1"
         packer = _Packer(packs=self.column_store is not None)
+        packed, packed_for = b"", object()  # the call as it was packed, and for which arguments
         results, pending = [], []
         for rank_call in calls:
             args, kwargs, refs = packer.pack(rank_call)
-            call = Call(
-                self.name, method, args, kwargs, tag, rank_call.answers, row_wise, check_inputs, self.column_store
-            )
+            what = args, kwargs, rank_call.answers
+            if not _alike(what, packed_for):
+                call = Call(
+                    self.name, method, args, kwargs, tag, rank_call.answers, row_wise, check_inputs, self.column_store
+                )
+                packed, packed_for = ray.cloudpickle.dumps(call), what
             process = self._workers.processes[rank_call.rank]
-            result, record = process.actor.execute.remote(call, *refs)
+            result, record = process.actor.execute.remote(packed, *refs)
             watched = PendingCall(call_id, process, self.name, method, result.binary(), watch.unfinished(refs))
             watch.add(record, watched)
             if rank_call.answers:
                 results.append(result)
                 pending.append(watched)
-        return DataProtoFuture(results, collect_fn, partial(watch.fetch, calls=pending))
+        return protocol.DataProtoFuture(results, collect_fn, partial(watch.fetch, calls=pending))
+
+
+def _alike(one: object, other: object) -> bool:
+    """Whether two ranks get the same arguments: the very same objects, or references in the same places."""
+    if isinstance(one, tuple | list) and type(one) is type(other) and len(one) == len(other):
+        return all(map(_alike, one, other))
+    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
+        return all(_alike(value, other[key]) for key, value in one.items())
+    return one is other or (isinstance(one, FromValues) and one == other)
 
 
 class WorkerProcesses:
@@ -269,16 +284,22 @@ class _Packer:
         start, resolver = len(refs), None
         if isinstance(value, _INLINE_TYPES) or (isinstance(value, str) and len(value) <= _INLINE_CHARACTERS):
             return value
-        if isinstance(value, DataProtoFuture) and not all(isinstance(part, ray.ObjectRef) for part in value.parts):
+        if isinstance(value, protocol.DataProtoFuture) and not all(
+            isinstance(part, ray.ObjectRef) for part in value.parts
+        ):
             value = value.get()  # its parts are in this process, as those of `then` are
-        if isinstance(value, DataProtoFuture):
+        if isinstance(value, protocol.DataProtoFuture):
             refs.extend(value.parts)
             resolver = value.resolver
         elif isinstance(value, ray.ObjectRef):
             refs.append(value)
         else:
             if id(value) not in self._stored:
-                sent = packed(value) if self._packs and isinstance(value, DataProto) else value
+                sent = value
+                if self._packs and protocol.is_batch(value):
+                    from paceline.protocol.leaving import packed  # loads torch, as every batch has
+
+                    sent = packed(value)
                 self._stored[id(value)] = (value, ray.put(sent))
             refs.append(self._stored[id(value)][1])
         return FromValues(start, len(refs), resolver)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
+import sys
 import time
 import traceback
 from dataclasses import dataclass, replace
 
 import ray
-import torch
 from ray.actor import ActorClass
 
 from paceline.errors import RemoteCause, WorkerError
@@ -17,7 +18,7 @@ from paceline.external import import_external
 from paceline.log_file import log_process
 from paceline.machine import num_cores
 from paceline.private_apis.ray_private import class_of_actor
-from paceline.protocol import DataProto
+from paceline.protocol import is_batch
 from paceline.redaction import remember_all
 from paceline.single_controller.base.calls import CallRecord, call_tag, run_method
 from paceline.single_controller.base.dispatch import CollectFn, drop_padding
@@ -81,7 +82,10 @@ class FromValues:
 
 @dataclass(frozen=True)
 class Call:
-    """One method call on one rank. Large arguments and futures are `FromValues`."""
+    """One method call on one rank. Large arguments and futures are `FromValues`.
+
+    It travels as bytes, which Ray sends as they are: left to Ray, it would be pickled for each rank, by a slow pickler.
+    """
 
     role: str
     method: str
@@ -141,7 +145,7 @@ class WorkerShell:
         num_threads: int | None,
         num_neighbours: int,
         roles: dict[str, RayClassWithInitArgs],
-    ) -> CallRecord:
+    ) -> bytes:
         """Set the environment, then construct the worker of every role. `num_neighbours` share this node's cores."""
         start = time.time()
         log_process(f"{self._process_roles}_{context.rank}", process=repr(self))
@@ -149,7 +153,8 @@ class WorkerShell:
         context.export()
         num_threads = num_threads or max(1, num_cores() // num_neighbours)
         os.environ["OMP_NUM_THREADS"] = str(num_threads)
-        torch.set_num_threads(num_threads)
+        if "torch" in sys.modules:  # else it reads the variable when a worker's class or arguments bring it
+            sys.modules["torch"].set_num_threads(num_threads)
         for role, spec in roles.items():
             self._contexts[role] = replace(context, role=role)
             current_context.set(self._contexts[role])
@@ -160,8 +165,9 @@ class WorkerShell:
         return self._record(self._process_roles, "__init__", start, {})
 
     @ray.method(num_returns=2)
-    def execute(self, call: Call, *values: object) -> tuple[object, CallRecord]:
+    def execute(self, packed: bytes, *values: object) -> tuple[object, bytes]:
         """Run one call. The record is a result of its own, so that the driver can watch many calls for little."""
+        call: Call = pickle.loads(packed)
         current_context.set(self._contexts[call.role])  # for workers that the method itself constructs
         call_tag.set(call.tag)
         args, kwargs = self._inputs(call, values)
@@ -173,7 +179,7 @@ class WorkerShell:
                 output = drop_padding(output, [*args, *kwargs.values()])
             if not call.answers:
                 output = None
-            elif call.column_store is not None and isinstance(output, DataProto):
+            elif call.column_store is not None and is_batch(output):
                 output = call.column_store.leave(output, Maker(call.role, self._rank, call.method))
         except Exception as error:
             raise self._failure(call.role, call.method, error) from None
@@ -184,7 +190,7 @@ class WorkerShell:
 
         def fill(value: object) -> object:
             value = value.resolve(values) if isinstance(value, FromValues) else value
-            return value.fetched() if isinstance(value, DataProto) else value
+            return value.fetched() if is_batch(value) else value
 
         try:
             return [fill(value) for value in call.args], {key: fill(value) for key, value in call.kwargs.items()}
@@ -197,8 +203,8 @@ class WorkerShell:
         cause = RemoteCause.of(error)
         return WorkerError(role, self._rank, method, f"{type(error).__name__}: {error}", traceback.format_exc(), cause)
 
-    def _record(self, role: str, method: str, start: float, tag: dict[str, object]) -> CallRecord:
-        return CallRecord(
+    def _record(self, role: str, method: str, start: float, tag: dict[str, object]) -> bytes:
+        record = CallRecord(
             pool=self._pool_name,
             process_roles=self._process_roles,
             role=role,
@@ -210,3 +216,4 @@ class WorkerShell:
             end=time.time(),
             tag=tag,
         )
+        return pickle.dumps(record)

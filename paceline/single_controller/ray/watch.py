@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 import math
+import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,7 +196,7 @@ class CallWatch:
         started = time.monotonic()
         next_report = started + REPORT_SECONDS
         while True:
-            self._poll((POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS) if wanted else 0.0)
+            self._poll((POLL_SECONDS if self.meanwhile is None else MEANWHILE_SECONDS) if wanted else 0.0, wanted)
             if self._failures:
                 raise self._first_failure()
             self._do_meanwhile()  # also between short waits, one after another
@@ -263,23 +264,23 @@ class CallWatch:
             self._session = session
             self._clear()
 
-    def _poll(self, timeout_seconds: float) -> None:
-        """Move what has finished to the records or the failures; when nothing has, wait for it that long."""
-        refs = list(self._pending)
-        if not refs:
+    def _poll(self, timeout_seconds: float, wanted: Collection[ray.ObjectRef] = ()) -> None:
+        """Move what has finished to the records or the failures; first wait so long for all of `wanted`, or for any.
+
+        For all of them at once: to wake up for each would cost the driver the square of their number.
+        """
+        if not (refs := list(self._pending)):
             return
-        if timeout_seconds and not ray.wait(refs, num_returns=1, timeout=timeout_seconds, fetch_local=False)[0]:
-            return
-        for record in ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]:
+        if timeout_seconds:
+            ray.wait(list(wanted) or refs, num_returns=len(wanted) or 1, timeout=timeout_seconds, fetch_local=False)
+        finished = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0]
+        for record, outcome in zip(finished, _outcomes(finished), strict=True):
             call = self._pending.pop(record)
             del self._record_of[call.result_id]
-            try:
-                value = ray.get(record)
-            except RayError as error:
-                self._failures.append(_to_failure(call, error))
-            else:
-                if isinstance(value, CallRecord):
-                    self._records.append(value)
+            if isinstance(outcome, RayError):
+                self._failures.append(_to_failure(call, outcome))
+            elif isinstance(outcome, bytes):
+                self._records.append(pickle.loads(outcome))
 
     def _first_failure(self) -> WorkerError:
         """The failure to report: that of the earliest call, since later ones may follow from it; in it, a death first.
@@ -382,6 +383,21 @@ def _find_lost(results: Iterable[ray.ObjectRef], calls: Sequence[PendingCall]) -
         except RayError as error:
             return _to_failure(by_result.get(result.binary(), calls[0]), error).error
     return calls[0].error("its result was lost and came back; ask again.")
+
+
+def _outcomes(records: list[ray.ObjectRef]) -> list[object]:
+    """What each of these gives: its value, or the error that it failed with."""
+    try:
+        return ray.get(records)
+    except RayError:
+        return [_outcome(record) for record in records]
+
+
+def _outcome(record: ray.ObjectRef) -> object:
+    try:
+        return ray.get(record)
+    except RayError as error:
+        return error
 
 
 def _to_failure(call: PendingCall, error: RayError) -> Failure:

@@ -71,6 +71,7 @@ def nonfinite_places(data: DataProto, names: Sequence[str]) -> dict[str, torch.T
     mask = data.batch["response_mask"].bool()
     unknown = [name for name in names if name in data.batch and not data.is_known_finite(name)]
     columns = {name: data.batch[name] for name in unknown}
+    columns |= {name: column.sum(dim=-1) for name, column in columns.items() if column.dim() == 3}
     broken = {
         name: ~torch.isfinite(column) & (mask if column.dim() == 2 else mask.any(dim=-1))
         for name, column in columns.items()

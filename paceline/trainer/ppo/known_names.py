@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -17,16 +18,20 @@ from paceline.trainer.ppo.dealing import balanced_order, even_sizes
 from paceline.trainer.ppo.saving import Checkpoints
 
 
-def readable_config(cfg: PPOConfig, device_name: str | None = None) -> DictConfig:
-    """The configuration of a trainer as code written for OmegaConf reads it: complete, and not to be changed."""
+def check_device_name(cfg: PPOConfig, device_name: str | None) -> None:
     if device_name not in (None, cfg.trainer.device):
         raise ConfigError(f"device_name={device_name}, but trainer.device={cfg.trainer.device}. Set that alone.")
+
+
+def readable_config(cfg: PPOConfig) -> DictConfig:
+    """The configuration of a trainer as code written for OmegaConf reads it: complete, and not to be changed."""
     config = to_dictconfig(cfg)
     OmegaConf.set_readonly(config, True)
     return config
 
 
 class _Trainer(Protocol):
+    cfg: PPOConfig
     global_step: int
     use_reference: bool
     use_reward_model: bool
@@ -39,6 +44,11 @@ class _Trainer(Protocol):
 
 class KnownNames:
     """Other names of what a RayPPOTrainer has."""
+
+    @cached_property
+    def config(self: _Trainer) -> DictConfig:
+        """`cfg` as code written for OmegaConf reads it; made when it is first asked for, which takes time."""
+        return readable_config(self.cfg)
 
     @property
     def global_steps(self: _Trainer) -> int:

@@ -10,11 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.agents.tools import read_tools
 from paceline.config import DataConfig, PPOConfig
-from paceline.config.derived import uses_agents
+from paceline.config.derived import learns_from_rewards, uses_agents
 from paceline.data.custom_data import make_dataset, make_sampler
 from paceline.data.loader import PromptLoader, make_dataloader
 from paceline.data.rl_dataset import Batch, Item
 from paceline.errors import ConfigError
+from paceline.rewards import RewardManager
 from paceline.trainer.ppo.memory import validation_batch_size
 from paceline.trainer.ppo.placement import uses_reward_model
 from paceline.trainer.ppo.scoring import check_scorable
@@ -41,7 +42,10 @@ def make_train_loader(
         assert data.train_files is not None  # the configuration was checked
         most = data.train_max_samples
         dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, processor=processor)
-    if reads_rewards(config):
+    if not learns_from_rewards(config):
+        if isinstance(reward_fn, RewardManager):
+            reward_fn.expect_teacher()
+    elif reads_rewards(config):
         check_scorable(reward_fn, dataset, data.reward_fn_key, has_model=uses_reward_model(config))
     return make_dataloader(
         dataset,

@@ -13,10 +13,12 @@ from math import ceil
 
 from paceline.config import CriticConfig, ModelConfig, PPOConfig, RewardModelConfig
 from paceline.config.derived import (
+    backend_for,
     device_pools,
     pipeline_parallel_size,
     rollout_pools,
     run_pools,
+    teacher_models,
     tensor_parallel_size,
     with_backends,
 )
@@ -84,6 +86,8 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
         wanted["critic"] = (policy if own.path is None else own, "value", roles["Critic"])
     if "RewardModel" in roles:
         wanted["reward model"] = (cfg.reward_model.model, "score", roles["RewardModel"])
+    for name, model in teacher_models(cfg).items():
+        wanted[f"teacher {name}"] = (model, "language", roles["Teacher"])
     sections: dict[str, CriticConfig | RewardModelConfig] = {"critic": cfg.critic, "reward model": cfg.reward_model}
 
     found: list[RoleMemory] = []
@@ -95,10 +99,11 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
             continue
         size = size.with_head(head)
         section = sections.get(role, actor)
-        is_sharded = section.strategy != "local"
-        parallel = tensor_parallel_size(section) * pipeline_parallel_size(section)
+        strategy, parallel = section.strategy, tensor_parallel_size(section) * pipeline_parallel_size(section)
+        if role.startswith("teacher "):
+            strategy, parallel = backend_for(None, sum(pools[pool])), 1
         # megatron's data-parallel ranks hold copies.
-        shards = {"local": 1, "megatron": parallel}.get(str(section.strategy), sum(pools[pool]))
+        shards = {"local": 1, "megatron": parallel}.get(str(strategy), sum(pools[pool]))
         weights = size.parameters(shards) * FLOAT
         gathered = {"gathered layers": size.gathered() * FLOAT // parallel} if shards > parallel else {}
         if role in plans:
@@ -126,7 +131,7 @@ def plan_memory(cfg: PPOConfig) -> MemoryPlan:
             generating = rollout_pools(cfg.trainer)
             devices = sum(sum(pools[name]) for name in generating)
             found += [
-                _rollout(cfg, size, name, devices=devices, shares_weights=name == actor_pool and not is_sharded)
+                _rollout(cfg, size, name, devices=devices, shares_weights=name == actor_pool and strategy == "local")
                 for name in generating
             ]
     on_nodes = {pool: max(devices) for pool, devices in pools.items()}

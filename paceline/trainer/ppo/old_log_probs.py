@@ -14,7 +14,7 @@ import torch
 
 from paceline.algorithms.policy_loss import loss_traits
 from paceline.config import PPOConfig
-from paceline.config.derived import uses_sum_pi_squared
+from paceline.config.derived import learns_from_rewards, uses_sum_pi_squared
 from paceline.protocol import DataProto
 from paceline.trainer.ppo.corrected_columns import correction_of
 from paceline.trainer.ppo.dealing import num_mini_batches
@@ -73,7 +73,8 @@ def update_has_log_probs(config: PPOConfig, num_rows: int) -> bool:
 
 def chooses_tokens(config: PPOConfig) -> bool:
     """Whether the policy loss wants tokens of high covariance."""
-    return loss_traits(config.actor_rollout_ref.actor.policy_loss.loss_mode).chooses_tokens
+    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    return learns_from_rewards(config) and loss_traits(loss_mode).chooses_tokens
 
 
 def rows_to_check(response_mask: torch.Tensor, seed: int, step: int) -> np.ndarray:

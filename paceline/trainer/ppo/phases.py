@@ -62,12 +62,14 @@ from paceline.trainer.ppo.scoring import Scoring, baselines_of, reward_component
 from paceline.trainer.ppo.step import Draw, Step, draw_prompts, make_requests
 from paceline.trainer.ppo.stream import Stream
 from paceline.trainer.ppo.streamed_rollouts import StreamedRollouts
+from paceline.trainer.ppo.teachers import TAUGHT, Teachers
 from paceline.trainer.ppo.weight_transfer import WeightTransfer
 from paceline.trainer.ppo.worker_groups import WorkerGroups
 
 logger = logging.getLogger(__name__)
 
-ANSWERS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", "values", "token_level_scores", "reward_baselines")
+OF_MODELS = ("old_log_probs", "sum_pi_squared", "ref_log_prob", *TAUGHT, "values")
+ANSWERS = (*OF_MODELS, "token_level_scores", "reward_baselines")
 """Columns that come from models and graders."""
 ROW = "row"
 """The number of a row in its batch, while a recorded step is dealt."""
@@ -93,11 +95,14 @@ class Phases:
     checkpoints: Checkpoints
     use_critic: bool
     use_reference: bool
+    learns_from_rewards: bool
     groups: WorkerGroups
     actor_rollout_wg: RayWorkerGroup
     critic_wg: RayWorkerGroup
     ref_policy_wg: RayWorkerGroup
     rm_wg: RayWorkerGroup | None
+    teacher_wg: RayWorkerGroup
+    teachers: Teachers | None
     rollout_wg: RayWorkerGroup | None
     weight_transfer: WeightTransfer | None
     conversations: Conversations | None
@@ -166,7 +171,7 @@ class Phases:
 
     def generate_greedy(self, requests: DataProto, version: int) -> DataProtoFuture | None:
         """The most likely response to each prompt, if ReMax wants it for a baseline."""
-        if not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
+        if not self.learns_from_rewards or not estimator_needs(self.cfg.algorithm.adv_estimator).needs_baseline:
             return None
         rollout = self.cfg.actor_rollout_ref.rollout
         greedy = replace(rollout, do_sample=False)
@@ -255,10 +260,17 @@ class Phases:
         return replace(answer, meta_info={"metrics": metrics})
 
     def compute_ref_log_probs(self, batch: DataProto) -> DataProtoFuture | None:
-        """Log-probs under the reference, where a KL term needs them."""
-        if not self.use_reference:
-            return None
-        return self._infer(self.ref_policy_wg, self.ref_policy_wg.compute_ref_log_prob, batch)
+        """Log-probs under the models that stay as they are: the reference, where a KL term needs them, and teachers."""
+        reference = None
+        if self.use_reference:
+            reference = self._infer(self.ref_policy_wg, self.ref_policy_wg.compute_ref_log_prob, batch)
+        if self.teachers is None:
+            return reference
+        group = self.teacher_wg
+        taught = self.teachers.issue(
+            batch, lambda rows, asked: self._infer(group, group.compute_teacher_log_prob, rows, asked)
+        )
+        return taught if reference is None else reference.then(lambda answer: answer.union(taught.get()))
 
     def compute_values(self, batch: DataProto) -> DataProtoFuture | None:
         """The critic's values, where there is a critic."""
@@ -320,6 +332,8 @@ class Phases:
             if COMPARED in step.batch.meta_info:
                 step.batch, metrics = correct_rollout(step.batch, self.correction)
                 step.metrics |= metrics
+            if not self.learns_from_rewards:
+                return
             algorithm = self.cfg.algorithm
             weights = component_weights(algorithm)
             components = reward_components(step.batch, weights) if weights else {}
@@ -386,8 +400,8 @@ class Phases:
         if step.number < self.cfg.trainer.critic_warmup or step.is_left_out:
             return None
         actor = self.cfg.actor_rollout_ref.actor
-        columns = [*MODEL_INPUTS, "advantages"]
-        columns += self._present(step, "old_log_probs", "rollout_is_weights", "loss_mask")
+        columns = [*MODEL_INPUTS, *(["advantages"] if self.learns_from_rewards else [])]
+        columns += self._present(step, "old_log_probs", "rollout_is_weights", "loss_mask", "top_tokens", *TAUGHT)
         columns += ["ref_log_prob"] if actor.use_kl_loss else []
         seed = [self.cfg.trainer.seed, step.number]
         dealt = self._deal(
@@ -435,7 +449,7 @@ class Phases:
         group: RayWorkerGroup,
         method: Callable[[DataProto], DataProtoFuture],
         batch: DataProto,
-        asked: Mapping[str, bool] | None = None,
+        asked: Mapping[str, object] | None = None,
     ) -> DataProtoFuture:
         """A data-parallel call on the model inputs, with rows dealt so that all devices have the same work.
 

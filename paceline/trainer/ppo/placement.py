@@ -16,12 +16,14 @@ from paceline.config.derived import (
     CRITIC_POOL,
     GLOBAL_POOL,
     REWARD_MODEL_POOL,
+    TEACHER_POOL,
     UPDATE_ROWS,
     Pools,
     actor_goes_by_tokens,
     critic_config,
     device_pools,
-    reward_model_pool,
+    learns_from_rewards,
+    pools_apart,
     rollout_pools,
     run_pools,
     update_sizes,
@@ -32,7 +34,7 @@ from paceline.trainer.ppo.token_budgets import with_token_budgets
 
 def uses_critic(cfg: PPOConfig) -> bool:
     """Whether the estimator needs a critic."""
-    return estimator_needs(cfg.algorithm.adv_estimator).needs_critic
+    return learns_from_rewards(cfg) and estimator_needs(cfg.algorithm.adv_estimator).needs_critic
 
 
 def uses_reward_model(cfg: PPOConfig) -> bool:
@@ -44,14 +46,15 @@ def plan_pools(cfg: PPOConfig) -> Pools:
     """Devices per node of each pool that has a role; see `idle_devices` for what split placement then leaves over."""
     pools = run_pools(cfg)
     scores_there = uses_reward_model(cfg) and REWARD_MODEL_POOL not in pools
-    if not (uses_critic(cfg) or scores_there or CRITIC_POOL in rollout_pools(cfg.trainer)):
+    teaches_there = cfg.distillation.enabled and TEACHER_POOL not in pools
+    if not (uses_critic(cfg) or scores_there or teaches_there or CRITIC_POOL in rollout_pools(cfg.trainer)):
         pools.pop(CRITIC_POOL, None)
     return pools
 
 
 def idle_devices(cfg: PPOConfig) -> int:
-    """Devices of critic_pool in split placement without critic and reward model: the only ones that a plan leaves
-    without a role."""
+    """Devices of critic_pool in split placement without critic, reward model and teacher: the only ones that a plan
+    leaves without a role."""
     return sum(map(sum, run_pools(cfg).values())) - sum(map(sum, plan_pools(cfg).values()))
 
 
@@ -75,6 +78,8 @@ def role_to_pool(cfg: PPOConfig) -> dict[str, str]:
         roles["Critic"] = critic_pool
     if uses_reward_model(cfg):
         roles["RewardModel"] = REWARD_MODEL_POOL if REWARD_MODEL_POOL in run_pools(cfg) else critic_pool
+    if cfg.distillation.enabled:
+        roles["Teacher"] = TEACHER_POOL if TEACHER_POOL in run_pools(cfg) else critic_pool
     if generating[-1] != actor_pool:
         roles["Rollout"] = generating[-1]
     return roles
@@ -223,6 +228,7 @@ def placement_picture(cfg: PPOConfig) -> str:
         "RefPolicy": "reference",
         "Critic": "critic",
         "RewardModel": "reward model",
+        "Teacher": "teacher",
     }
     roles: dict[str, list[str]] = {}
     for role, pool in role_to_pool(cfg).items():
@@ -236,7 +242,7 @@ def placement_picture(cfg: PPOConfig) -> str:
     kind = f" ({trainer.device})" if trainer.device else ""
     lines = [f"Placement: {trainer.placement.name}, {trainer.nnodes} x {trainer.n_gpus_per_node} devices{kind}"]
     places = [(f"node {number}", columns) for number, columns in enumerate(nodes)]
-    places += [("on any node", [(REWARD_MODEL_POOL, count)]) for count in reward_model_pool(cfg)]
+    places += [("on any node", [(pool, count)]) for pool, counts in pools_apart(cfg).items() for count in counts]
     for place, columns in places:
         lines += ["", f"  {place}", *_boxes(columns, roles, cfg.algorithm.adv_estimator)]
     return "\n".join(lines)

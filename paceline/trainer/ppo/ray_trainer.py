@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paceline.algorithms.kl import make_kl_controller
 from paceline.config import PPOConfig
-from paceline.config.derived import run_dir_of
+from paceline.config.derived import learns_from_rewards, run_dir_of
 from paceline.config.load import load_config
 from paceline.data.changes import DataFiles
 from paceline.data.rl_dataset import Batch, Item
@@ -32,7 +32,7 @@ from paceline.trainer.ppo.computed_columns import (
 )
 from paceline.trainer.ppo.conversations import Conversations
 from paceline.trainer.ppo.corrected_columns import correction_of
-from paceline.trainer.ppo.known_names import KnownNames, readable_config
+from paceline.trainer.ppo.known_names import KnownNames, check_device_name
 from paceline.trainer.ppo.loaders import make_train_loader, make_val_loader
 from paceline.trainer.ppo.phases import Phases
 from paceline.trainer.ppo.placement import uses_critic, uses_reference, uses_reward_model
@@ -44,6 +44,7 @@ from paceline.trainer.ppo.run_log import RunLog
 from paceline.trainer.ppo.saving import Checkpoints, Resumed
 from paceline.trainer.ppo.scoring import Scoring
 from paceline.trainer.ppo.step import Step, position_of
+from paceline.trainer.ppo.teachers import make_teachers
 from paceline.trainer.ppo.token_budgets import with_token_budgets
 from paceline.trainer.ppo.validation import validate
 from paceline.trainer.ppo.weight_transfer import make_weight_transfer
@@ -113,7 +114,7 @@ class RayPPOTrainer(Phases, KnownNames):
         device_name: str | None = None,
     ) -> None:
         self.cfg = with_token_budgets(load_config(config))
-        self.config = readable_config(self.cfg, device_name)
+        check_device_name(self.cfg, device_name)
         self.tokenizer = tokenizer
         self.role_worker_mapping = role_worker_mapping
         self.resource_pool_manager = resource_pool_manager
@@ -124,6 +125,8 @@ class RayPPOTrainer(Phases, KnownNames):
         self.use_critic = uses_critic(self.cfg)
         self.use_reference = uses_reference(self.cfg)
         self.use_reward_model = uses_reward_model(self.cfg)
+        self.learns_from_rewards = learns_from_rewards(self.cfg)
+        self.teachers = make_teachers(self.cfg, tokenizer)
         check_roles(self.cfg, role_worker_mapping, resource_pool_manager, reward_fn, val_reward_fn)
         self.kl_ctrl = make_kl_controller(**asdict(self.cfg.algorithm.kl_ctrl))
         self.correction = correction_of(self.cfg)
@@ -207,6 +210,7 @@ class RayPPOTrainer(Phases, KnownNames):
         self.critic_wg = groups.first_of(Role.Critic)
         self.ref_policy_wg = groups.first_of(Role.RefPolicy, Role.ActorRolloutRef)
         self.rm_wg = groups.first_of(Role.RewardModel)
+        self.teacher_wg = groups.first_of(Role.Teacher)
 
     # ----------------------------------------------------------------------------------------------- the run
 

@@ -24,6 +24,7 @@ class Role(Enum):
     RefPolicy = 4
     RewardModel = 5
     ActorRolloutRef = 6
+    Teacher = 7
 
 
 _NAMES = {

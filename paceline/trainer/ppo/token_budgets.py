@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from paceline.config import ModelConfig, PPOConfig, TrainedModelConfig
-from paceline.config.derived import reward_model_pool, role_pools
+from paceline.config.derived import reward_model_pool, role_pools, teacher_models, teacher_pool
 from paceline.trainer.ppo.model_size import Head, available_memory, read_model_size
 
 CPU_TOKENS, ACCELERATOR_TOKENS = 4096, 16384
@@ -23,9 +23,12 @@ UNKNOWN_ROWS = 8
 
 
 def with_token_budgets(cfg: PPOConfig) -> PPOConfig:
-    """The same with a budget of tokens for the actor, the critic and the reward model; what is set stays."""
-    policy, critic, scorer = cfg.actor_rollout_ref, cfg.critic, cfg.reward_model
+    """The same with a budget of tokens for the actor, the critic and the models that score; what is set stays."""
+    policy, critic, scorer, distillation = cfg.actor_rollout_ref, cfg.critic, cfg.reward_model, cfg.distillation
     actor_pool, critic_pool = role_pools(cfg.trainer)
+    teachers = [
+        token_budget(cfg, model, "language", teacher_pool(cfg) or critic_pool) for model in teacher_models(cfg).values()
+    ]
     backbone = critic.model if critic.model.path else replace(critic.model, path=policy.model.path)
     actor = replace(
         policy.actor,
@@ -44,6 +47,10 @@ def with_token_budgets(cfg: PPOConfig) -> PPOConfig:
             scorer,
             forward_max_token_len_per_gpu=scorer.forward_max_token_len_per_gpu
             or token_budget(cfg, scorer.model, "score", reward_model_pool(cfg) or critic_pool),
+        ),
+        distillation=replace(
+            distillation,
+            forward_max_token_len_per_gpu=distillation.forward_max_token_len_per_gpu or min(teachers, default=None),
         ),
     )
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from paceline.config import ActorConfig, CriticConfig, PPOConfig
 from paceline.config.derived import (
     REWARD_MODEL_POOL,
+    TEACHER_POOL,
     critic_config,
     policy_config,
     reward_model_config,
@@ -65,6 +66,8 @@ def check_roles(
         problems.append("a KL term is on, which needs Role.RefPolicy or Role.ActorRolloutRef in role_worker_mapping.")
     if uses_reward_model(config) and Role.RewardModel not in roles:
         problems.append("reward_model.enable=True needs Role.RewardModel in role_worker_mapping.")
+    if config.distillation.enabled and Role.Teacher not in roles:
+        problems.append("distillation.enabled=True needs Role.Teacher in role_worker_mapping.")
     problems += [
         f"role {role.name} has a worker class but no pool; add it to ResourcePoolManager's mapping."
         for role in role_worker_mapping
@@ -193,7 +196,7 @@ class WorkerGroups:
             cpus_per_device=trainer.cpus_per_device,
             threads_per_worker=trainer.threads_per_worker,
             wait_for_nodes_seconds=trainer.wait_for_nodes_seconds,
-            apart=[REWARD_MODEL_POOL],
+            apart=[REWARD_MODEL_POOL, TEACHER_POOL],
         )
         run = RunContext(
             seed=trainer.seed,
@@ -206,6 +209,7 @@ class WorkerGroups:
             skip_nonfinite=trainer.on_nonfinite == "skip",
             correction=correction_of(self.config),
             collective_timeout_seconds=self.config.actor_rollout_ref.nccl_timeout,
+            distillation=self.config.distillation.distillation_loss if self.config.distillation.enabled else None,
         )
         roles_of_pool: dict[str, list[Enum]] = {}
         for role in self.role_worker_mapping:
@@ -255,7 +259,7 @@ class WorkerGroups:
             self._store.step_closed(step)
 
     def _class_with_args(self, role: Enum, run: RunContext) -> RayClassWithInitArgs:
-        """Our roles get their own section of the config; a user's role gets the whole."""
+        """Our roles get their own section of the config; a teacher and a user's role get the whole."""
         config = self.config
         sections: dict[Enum, object] = dict.fromkeys(
             (Role.Actor, Role.Rollout, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy),

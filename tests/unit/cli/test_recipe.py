@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli import COMMANDS, recipe
+from paceline.cli import COMMANDS, recipe, smollm2_material
+from paceline.cli.data import _parser as data_parser
 from paceline.cli.eval import _parser as eval_parser
+from paceline.cli.export import _parser as export_parser
 from paceline.cli.recipe_material import make_sums
 from paceline.config.describe import KINDS
 from paceline.config.keys import is_known_key
@@ -21,17 +23,29 @@ def test_the_commands_of_a_recipe_have_known_names_keys_and_options(name: str, s
         if command == "eval":
             eval_parser().parse_args(arguments)
             continue
-        root = KINDS["ppo" if command == "train" else command.replace("-", "_")].root
+        if command == "data":
+            data_parser().parse_args(arguments)
+            continue
+        if command == "export":
+            export_parser().parse_args(arguments)
+            continue
+        root = KINDS["ppo" if command in ("train", "distill") else command.replace("-", "_")].root
         assert [word for word in arguments if not is_known_key(word.partition("=")[0], root)] == []
         assert "{" not in " ".join(word for word in arguments if not word.startswith("reward_model.weights"))
 
 
-def test_what_a_stage_reads_was_made_or_written_by_an_earlier_one(tmp_path: Path) -> None:
-    make_sums(tmp_path / "material")
+def test_what_a_stage_reads_was_made_or_written_by_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(smollm2_material, "gguf_folder", lambda: Path())
+    monkeypatch.setattr(smollm2_material, "convert_model", lambda source, folder: folder.mkdir())
     for name in recipe.recipe_names():
+        made = recipe.read_recipe(name)
+        folder = tmp_path / made.material
+        recipe.run(recipe.Recipe("nothing", "", [], {}, made.material), folder, short=False)
         written: list[str] = []
-        for _, *arguments in recipe.read_recipe(name).commands(tmp_path, short=False):
-            values = dict(word.lstrip("-").split("=", 1) for word in arguments)
+        for _, *arguments in made.commands(folder, short=False):
+            values = dict(word.lstrip("-").split("=", 1) for word in arguments if "=" in word)
             outputs = {key: values.pop(key) for key in ("trainer.default_local_dir", "output") if key in values}
             for value in values.values():
                 if value.startswith(str(tmp_path)):
@@ -69,3 +83,14 @@ def test_an_unknown_recipe_is_told_with_those_there_are(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         recipe.main(["show", "sum"])
     assert "there is no recipe 'sum'. Did you mean sums?" in capsys.readouterr().err
+
+
+def test_data_of_the_users_own_take_the_place_of_made_ones(tmp_path: Path) -> None:
+    own, made = (
+        recipe.read_recipe("hh_rlhf").commands(tmp_path, short=True, raw=raw)[0] for raw in (Path("/hh"), None)
+    )
+    assert "--input=/hh" in own
+    assert f"--input={tmp_path}/material/raw" in made
+    with pytest.raises(SystemExit):
+        recipe.main(["run", "sums", "--input", "/hh", "--output", str(tmp_path)])
+    assert not list(tmp_path.iterdir())

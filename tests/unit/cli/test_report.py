@@ -55,3 +55,27 @@ def test_a_page_that_can_not_be_written_is_told_in_words(
             cli.main(["report", str(finished_run), "--output", str(output)])
         assert words in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_live_page_is_served_until_ctrl_c(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from paceline.report.page.serve import PageServer
+
+    served: list[PageServer] = []
+
+    def press_ctrl_c(server: PageServer) -> None:
+        served.append(server)
+        with pytest.raises(SystemExit):
+            cli.main(["report", str(finished_run), "--serve", "--port", str(server.server_port)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PageServer, "serve_forever", press_ctrl_c)
+    assert cli.main(["report", str(finished_run), "--serve"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[0] == served[0].address
+    assert f"--port {served[0].server_port} can't be served on" in printed.err
+    assert served[0].is_closing.is_set()
+    with pytest.raises(SystemExit):
+        cli.main(["report", str(finished_run / "checkpoints"), "--serve"])
+    assert "has neither metrics.jsonl nor config.yaml" in capsys.readouterr().err

@@ -28,10 +28,65 @@ STREAMING = {"trainer.schedule.name": "streaming"}
 TALKS = {f"{ROLLOUT}.multi_turn.enable": True}
 REWARD_MODEL = {"reward_model.enable": True, "reward_model.model.path": "org/rm"}
 GRPO = {"algorithm.adv_estimator": "grpo", f"{ROLLOUT}.n": 4}
+TEACHERS = "distillation.teacher_models"
+LOSS = "distillation.distillation_loss"
+TAUGHT = {"distillation.enabled": True, f"{TEACHERS}.one.model_path": "org/teacher"}
+ALONE = {**TAUGHT, f"{LOSS}.use_task_rewards": False}
 GDPO = {**GRPO, "algorithm.adv_estimator": "gdpo", "algorithm.gdpo_reward_keys": ["acc", "format"]}
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
+    # Teachers
+    ({"distillation.enabled": True}, f"{TEACHERS} names no teacher, but distillation.enabled=True"),
+    ({**TAUGHT, f"{TEACHERS}.one.model_path": None}, f"{TEACHERS}.one.model_path is not set"),
+    ({**TAUGHT, f"{TEACHERS}.one.model_path": "/nowhere/x"}, f"{TEACHERS}.one.model_path: there is no folder /nowhere"),
+    ({f"{TEACHERS}.one.modle_path": "x"}, f"{TEACHERS}.one.modle_path is not a key. Did you mean model_path?"),
+    ({f"{TEACHERS}.one": 3}, f"{TEACHERS}.one wants keys below it, model_path and key; got 3 (int)."),
+    ({TEACHERS: "org/teacher"}, f"{TEACHERS} wants keys below it, model_path and key; got 'org/teacher' (str)."),
+    ({f"{TEACHERS}.one.key": 7}, f"{TEACHERS}.one.key wants text or null; got 7 (int)."),
+    (
+        {**TAUGHT, f"{TEACHERS}.one.key": "x", f"{TEACHERS}.two.model_path": "org/other", f"{TEACHERS}.two.key": None},
+        f"{TEACHERS}.two.key is not set, and there are 2 teachers",
+    ),
+    (
+        {**TAUGHT, f"{TEACHERS}.two.model_path": "a/b", f"{TEACHERS}.two.key": "x", f"{TEACHERS}.one.key": "x"},
+        "2 teachers have key=x, and a row has one",
+    ),
+    ({**TAUGHT, "distillation.teacher_key": ""}, "distillation.teacher_key is empty"),
+    ({**TAUGHT, "distillation.nnodes": 1}, "distillation.nnodes=1 without distillation.n_gpus_per_node"),
+    ({**TAUGHT, f"{LOSS}.loss_mode": "k1"}, f"{LOSS}.loss_mode=k1: as a loss, its gradient does not depend on the"),
+    ({**TAUGHT, f"{LOSS}.loss_mode": "kl"}, f"{LOSS}.loss_mode=kl: as a loss, its gradient does not depend on the"),
+    ({f"{LOSS}.loss_mode": "k4"}, "low_var_kl, k3, forward_kl_topk, forward_kl_topk_tail."),
+    (
+        {**TAUGHT, f"{LOSS}.loss_mode": "forward_kl_topk", f"{LOSS}.use_policy_gradient": True},
+        "it is the same whichever token was sampled",
+    ),
+    ({**TAUGHT, f"{LOSS}.log_prob_min_clamp": -9.0}, f"{LOSS}.log_prob_min_clamp is for loss_mode=forward_kl_topk"),
+    ({f"{LOSS}.log_prob_min_clamp": 0.0}, f"{LOSS}.log_prob_min_clamp=0.0 is out of range"),
+    (
+        {
+            **TAUGHT,
+            f"{LOSS}.loss_mode": "forward_kl_topk",
+            f"{ACTOR}.strategy": "fsdp2",
+            f"{ACTOR}.ulysses_sequence_parallel_size": 2,
+            "trainer.n_gpus_per_node": 2,
+        },
+        "devices that share sequences give the log-prob of the sampled token alone",
+    ),
+    (
+        {
+            **TAUGHT,
+            f"{LOSS}.use_policy_gradient": True,
+            f"{CORRECTION}.bypass_mode": True,
+            f"{CORRECTION}.loss_type": "reinforce",
+        },
+        f"{LOSS}.use_policy_gradient=True with {CORRECTION}.loss_type=reinforce",
+    ),
+    ({**ALONE, "algorithm.use_kl_in_reward": True}, f"algorithm.use_kl_in_reward=True with {LOSS}.use_task_rewards"),
+    ({**ALONE, **REWARD_MODEL}, f"reward_model.enable=True with {LOSS}.use_task_rewards=False"),
+    ({**ALONE, "algorithm.use_pf_ppo": True}, f"algorithm.use_pf_ppo=True with {LOSS}.use_task_rewards=False"),
+    ({**ALONE, f"{LOSS}.distillation_loss_coef": 0.5}, "distillation_loss_coef=0.5 with"),
+    ({**ALONE, "trainer.critic_warmup": 2}, f"trainer.critic_warmup=2 with {LOSS}.use_task_rewards=False"),
     # Keys and types
     ({f"{ACTOR}.clip_ration": 0.2}, f"{ACTOR}.clip_ration is not a key; did you mean {ACTOR}.clip_ratio?"),
     (
@@ -241,6 +296,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"trainer.nnodes": -1}, "trainer.nnodes=-1 is out of range"),
     ({"trainer.save_freq": 0}, "trainer.save_freq=0 is out of range; set it to a number >= 1, or -1."),
     ({"trainer.total_training_steps": 0}, "trainer.total_training_steps=0 is out of range"),
+    ({"trainer.columns_stay_bytes": -1}, "trainer.columns_stay_bytes=-1 is out of range"),
+    ({"transfer_queue.num_storage_units": 0}, "transfer_queue.num_storage_units=0 is out of range"),
+    ({"transfer_queue.enable": True}, "transfer_queue.enable=True needs TransferQueue, which is not installed: pip"),
+    (
+        {"transfer_queue.enable": True, "trainer.columns_stay_bytes": None},
+        "transfer_queue.enable=True with trainer.columns_stay_bytes=null: no column stays that it could keep",
+    ),
     ({"trainer.heartbeat_timeout_seconds": 0}, "trainer.heartbeat_timeout_seconds=0.0 is out of range"),
     # Files and models
     ({"data.train_files": None}, "data.train_files is not set; set it to a data file"),
@@ -689,19 +751,30 @@ def test_settings_of_roles_that_a_run_has_not_are_told(good: dict[str, Any], fil
         "critic.optim.lr": 2e-5,
         "critic.model.path": "org/critic",
         "reward_model.max_length": 99,
+        "distillation.teacher_key": "source",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": 3,
     }
     cfg = validate(with_changes(good, changes, files))
     assert unused_settings(cfg) == [
         "critic.model.path=org/critic, critic.optim.lr=2e-05: not used, because algorithm.adv_estimator=grpo has no "
         "critic.",
+        "distillation.teacher_key=source: not used, because distillation.enabled=False.",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=3: not used, because no KL term is on, so there is no "
         "reference.",
         "reward_model.max_length=99: not used, because reward_model.enable=False.",
     ]
     with_roles = {**changes, "algorithm.adv_estimator": "gae", f"{ACTOR}.use_kl_loss": True, **REWARD_MODEL}
-    with_roles["critic.model.path"] = "{model}"
+    with_roles |= {"critic.model.path": "{model}", **TAUGHT}
     assert unused_settings(validate(with_changes(good, with_roles, files))) == []
+
+
+@pytest.mark.parametrize("strategy", ["torchtitan", "megatron"])
+def test_a_teachers_likeliest_tokens_want_a_backend_that_knows_several(
+    good: dict[str, Any], files: dict[str, Path], strategy: str
+):
+    changes = {**TAUGHT, f"{LOSS}.loss_mode": "forward_kl_topk", f"{ACTOR}.strategy": strategy}
+    with pytest.raises(ConfigError, match=f"strategy={strategy}, which gives the log-prob of the sampled token alone"):
+        validate(with_changes(good, changes, files))
 
 
 def test_staleness_that_gains_no_time_is_told(good: dict[str, Any], files: dict[str, Path]):

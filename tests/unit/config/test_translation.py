@@ -186,7 +186,7 @@ SO_ANYWAY: list[dict[str, Any]] = [
     {"actor_rollout_ref.hybrid_engine": True},
     {f"{ACTOR}.rollout_n": 1},
     {f"{ACTOR}.optim.total_training_steps": -1},
-    {"distillation.enabled": False},
+    {"distillation.distillation_loss.policy_loss_mode": "vanilla"},
     {"critic.model.lora_rank": 0, "critic.model.lora_alpha": 16},
     {f"{MODEL}.override_config.attention_dropout": 0.0},
     {"critic.model.override_config": {}},
@@ -199,6 +199,9 @@ SO_ANYWAY: list[dict[str, Any]] = [
 ]
 NO_EFFECT: list[dict[str, Any]] = [
     {"transfer_queue.storage_backend": "x"},
+    {"distillation.teacher_models.math.num_replicas": 2},
+    {"distillation.teacher_models.math.inference.name": "vllm", "distillation.enabled": False},
+    {"distillation.distillation_loss.use_chunked_topk": True},
     {"data.filter_overlong_prompts_workers": 64},
     {"data.dataloader_num_workers": 8},
     {f"{ROLLOUT}.calculate_log_probs": True},
@@ -328,9 +331,11 @@ def test_a_mistake_in_a_family_is_a_mistake() -> None:
 
 
 def test_a_refused_section_is_one_message_with_all_its_keys() -> None:
-    asked = {"distillation.enabled": True, "distillation.nnodes": 2, "distillation.teacher_models.a.model_path": "x"}
-    [problem] = read(asked).problems.values()
+    server = "distillation.teacher_models.a.inference"
+    asked = {f"{server}.name": "vllm", f"{server}.max_model_len": 9, f"{server}.gpu_memory_utilization": 0.4}
+    [problem] = read({"distillation.enabled": True, **asked}).problems.values()
     assert all(key in problem for key in asked)
+    assert "distillation.n_gpus_per_node gives the teachers devices of their own" in problem
 
 
 def test_what_is_above_may_be_looked_up_in_any_order() -> None:

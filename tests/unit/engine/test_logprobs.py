@@ -260,3 +260,42 @@ def _compare(rank: int, store: dist.Store) -> None:
     torch.testing.assert_close(torch.stack(found), torch.stack(expected), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(parts[0].grad, whole[0].grad, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(parts[1].grad, whole[1].grad[own], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [7, 2**24])
+def test_several_tokens_at_a_place_have_their_log_probs_and_gradients(
+    monkeypatch: pytest.MonkeyPatch, logits: Tensor, chunk: int
+) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    tokens = torch.randint(11, (3, 4, 5), generator=torch.Generator().manual_seed(2))
+    weights = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(3))
+    gradients = []
+    for log_probs_of in (
+        lambda leaf: token_log_probs_and_entropy(leaf, tokens, 0.7)[0],
+        lambda leaf: (leaf / 0.7).log_softmax(dim=-1).gather(-1, tokens),
+    ):
+        leaf = logits.clone().requires_grad_()
+        found = log_probs_of(leaf)
+        (found * weights).sum().backward()
+        gradients.append((found.detach(), leaf.grad))
+    torch.testing.assert_close(gradients[0][0], gradients[1][0])
+    torch.testing.assert_close(gradients[0][1], gradients[1][1])
+
+
+@pytest.mark.parametrize("chunk", [7, 2**24])
+def test_several_tokens_from_hidden_states(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(11, (6, 3), generator=generator)
+    hidden, weight = torch.randn(6, 4, generator=generator), torch.randn(11, 4, generator=generator)
+    answers = []
+    for log_probs_of in (
+        lambda h, w: hidden_log_probs_and_entropy(h, w, None, tokens, 1.0)[0],
+        lambda h, w: linear(h, w).log_softmax(dim=-1).gather(-1, tokens),
+    ):
+        h, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        found = log_probs_of(h, w)
+        found.square().sum().backward()
+        answers.append((found.detach(), h.grad, w.grad))
+    for mine, expected in zip(*answers, strict=True):
+        torch.testing.assert_close(mine, expected)

@@ -206,6 +206,26 @@ def test_an_answer_leaves_its_large_columns_and_takes_the_small_ones_along():
     assert Shelf.fetched == [0, 1]
 
 
+def test_columns_without_a_number_or_of_any_shape_and_dtype_can_stay():
+    columns = {
+        "none": torch.zeros(6, 0),
+        "one": torch.arange(6.0).half(),
+        "deep": torch.randn(6, 4, 50),
+        "eight bits": torch.randn(6, 90).to(torch.float8_e4m3fn),
+        "complex": torch.randn(6, 90, dtype=torch.complex64),
+        "apart": torch.randn(90, 6).T,
+        "learns": torch.randn(6, 90, requires_grad=True),
+    }
+    left = left_behind(DataProto.from_dict(columns), keep, 0)
+    for name, column in columns.items():
+        raw, came = (one.detach().flatten().view(torch.uint8) for one in (column, left.batch[name]))
+        assert torch.equal(raw, came), name
+    assert {n for n, column in left._columns().items() if isinstance(column, torch.Tensor)} == {"none"}
+    assert not left.is_known_finite("eight bits")
+    empty = left_behind(DataProto.from_dict({"x": torch.zeros(0, 5)}), keep, 0)
+    assert len(empty) == 0
+
+
 def test_what_the_driver_sends_is_packed_where_that_is_smaller():
     prompts = torch.randint(0, 30_000, (5, 200)).repeat_interleave(8, dim=0)
     data = DataProto.from_dict({"prompts": prompts, "mask": torch.ones_like(prompts), "noise": torch.randn(40, 200)})

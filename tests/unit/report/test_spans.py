@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from paceline.report.spans import SpanExport
@@ -44,3 +49,59 @@ def test_calls_are_within_the_span_of_their_step() -> None:
     assert spans["compute_values"].attributes["paceline.validation"] is True
     assert spans["step 2"].end_time == 7_000_000_000
     assert spans["step 2"].resource.attributes["paceline.run"] == "paceline/ppo"
+
+
+class Collector(ThreadingHTTPServer):
+    """Takes OTLP over HTTP; `posted` has paths and bodies."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Endpoint)
+        self.posted: list[tuple[str, bytes]] = []
+
+
+class Endpoint(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        self.server.posted.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Tests need no such lines."""
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    server = Collector()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_collector_gets_them_over_http(collector: Collector) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp", reason="pip install paceline[otel]")
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+    export = SpanExport.to(f"http://127.0.0.1:{collector.server_port}", "paceline/ppo")
+    export.add([Call("update_critic", 3.0, 4.0, {"step": 1})])
+    export.close(5.0)
+    names = set()
+    for path, body in collector.posted:
+        assert path == "/v1/traces"
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            names |= {span.name for scope in resource.scope_spans for span in scope.spans}
+    assert names == {"step 1", "update_critic"}
+
+
+def test_a_collector_that_is_not_there_costs_a_run_seconds_at_most() -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp", reason="pip install paceline[otel]")
+    gone = Collector()
+    gone.server_close()
+    export = SpanExport.to(f"http://127.0.0.1:{gone.server_port}", "paceline/ppo")
+    start = time.monotonic()
+    export.add([Call("update_critic", 3.0, 4.0, {"step": 1})])
+    assert time.monotonic() - start < 1
+    export.close(5.0)
+    assert time.monotonic() - start < 15  # 5 by its own limit, on a quiet machine

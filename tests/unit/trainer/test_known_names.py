@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.protocol import DataProto
 from paceline.single_controller.ray import RayWorkerGroup
 from paceline.trainer.main_ppo import TaskRunner
-from paceline.trainer.ppo.known_names import KnownNames, readable_config
+from paceline.trainer.ppo.known_names import KnownNames, check_device_name, readable_config
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from paceline.trainer.ppo.roles import Role
 from paceline.workers.engine_workers import ActorRolloutRefWorker
@@ -81,4 +81,4 @@ def test_the_configuration_of_a_trainer_reads_as_omegaconf_does() -> None:
     with pytest.raises(ReadonlyConfigError):
         config.trainer.nnodes = 2
     with pytest.raises(ConfigError, match=r"device_name=cuda, but trainer\.device=None"):
-        readable_config(PPOConfig(), "cuda")
+        check_device_name(PPOConfig(), "cuda")

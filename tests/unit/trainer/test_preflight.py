@@ -253,3 +253,39 @@ def test_agents_that_can_not_be_made_are_told_with_the_rows_that_name_them(mater
     own = {"agent__agent_loop_config_path": str(loops), "agent__default_agent_loop": "x"}
     said = problem(material, ConfigError, **{f"{AGENTS}{name}": value for name, value in own.items()})
     assert "the loop x can't be made of _target_=paceline.agents.tools.Tool" in said
+
+
+def taught(material: Path, teacher: Path, **changes: Any) -> dict[str, Any]:
+    return {"distillation__enabled": True, "distillation__teacher_models__one__model_path": str(teacher), **changes}
+
+
+def test_a_teacher_with_other_tokens_is_refused(material: Path, tmp_path: Path) -> None:
+    teacher = make_tiny_model(tmp_path / "teacher")
+    dry_run(material, **taught(material, teacher))
+    tokenizer = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["7"], vocabulary["8"] = vocabulary["8"], vocabulary["7"]
+    (teacher / "tokenizer.json").write_text(json.dumps(tokenizer))
+    said = problem(material, ConfigError, **taught(material, teacher))
+    assert f"distillation.teacher_models.one.model_path={teacher}: its tokenizer is another" in said
+    assert "2 tokens are not the same, such as '7'" in said
+
+
+def test_a_teacher_with_too_few_positions_is_refused(material: Path, tmp_path: Path) -> None:
+    teacher = make_tiny_model(tmp_path / "teacher", max_position_embeddings=36)
+    said = problem(material, ConfigError, **taught(material, teacher))
+    assert "make 40 tokens, but the model of distillation.teacher_models.one.model_path has 36 positions" in said
+
+
+def test_rows_that_no_teacher_has_are_told(material: Path, tmp_path: Path) -> None:
+    key = {"distillation__teacher_models__one__key": "math"}
+    said = problem(material, DataError, **taught(material, material / "model", **key))
+    assert "no teacher has rows with data_source=openai/gsm8k" in said
+    assert "distillation.teacher_models has math" in said
+
+
+def test_a_teacher_alone_wants_no_rewards(material: Path, tmp_path: Path) -> None:
+    rows = {"data__train_files": rows_file(tmp_path / "odd.parquet", *[{"data_source": "who/knows"}] * 8)}
+    alone = {"distillation__distillation_loss__use_task_rewards": False}
+    dry_run(material, **taught(material, material / "model", **rows, **alone))
+    assert "who/knows" in problem(material, UnknownDataSourceError, **taught(material, material / "model", **rows))

@@ -17,7 +17,7 @@ from paceline.algorithms.aggregation import LOSS_AGG_MODES
 from paceline.algorithms.policy_loss import register_policy_loss
 from paceline.algorithms.rollout_correction import NO_CORRECTION, Rejection, RolloutCorrection
 from paceline.catalog import LOSSES
-from paceline.config import ActorConfig, CriticConfig, PolicyLossConfig
+from paceline.config import ActorConfig, CriticConfig, DistillationLossConfig, PolicyLossConfig
 from paceline.errors import ConfigError
 from paceline.protocol import DataProto
 from paceline.workers.losses import MiniBatch, actor_loss, critic_loss, mean_metrics, with_mean_weight
@@ -409,3 +409,72 @@ def test_the_unbiased_kl_loss_weighs_each_token_by_its_ratio() -> None:
     alone = total(actor_loss(config, mini_batch), batch.exclude("old_log_probs"), output, [2])
     plain = total(actor_loss(replace(config, unbiased_kl_loss=False), mini_batch), batch, output, [2])
     assert alone["kl_loss"] == pytest.approx(plain["kl_loss"], abs=1e-6)
+
+
+def taught(mode: str, **settings: object) -> DistillationLossConfig:
+    return DistillationLossConfig(loss_mode=mode, **{"use_task_rewards": False, **settings})
+
+
+def one_row(**columns: list[float]) -> tuple[TensorDict, dict[str, torch.Tensor], MiniBatch]:
+    """Three tokens that the policy sampled, with their log-probs under both models."""
+    given = {"log_probs": [-1.0, -3.0, -0.5], "teacher_log_probs": [-1.5, -0.3, -0.5], **columns}
+    tensors = {name: torch.tensor([values]) for name, values in given.items()}
+    output = {"log_probs": tensors["log_probs"].clone().requires_grad_(), "entropy": torch.zeros(1, 3)}
+    batch = {
+        "response_mask": torch.ones(1, 3, dtype=torch.long),
+        "old_log_probs": tensors["log_probs"],
+        "teacher_log_probs": tensors["teacher_log_probs"],
+    }
+    return TensorDict(batch, batch_size=[1]), output, MiniBatch(rows_per_shard=1, num_tokens=3, num_sequences=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "loss", "gradient"),
+    [
+        # D = (0.5, -2.7, 0), held within 2; advantages -D, and the ratio is 1.
+        (
+            taught("k1", use_policy_gradient=True, loss_max_clamp=2.0),
+            -0.5,
+            [0.5 / 3, -2 / 3, 0],
+        ),
+        (taught("k2"), (0.125 + 3.645) / 3, [0.5 / 3, -0.9, 0]),
+        (taught("k2", loss_max_clamp=3.0), (0.125 + 3) / 3, [0.5 / 3, 0, 0]),
+        (taught("k3"), (0.106531 + math.exp(2.7) - 3.7) / 3, [0.393469 / 3, (1 - math.exp(2.7)) / 3, 0]),
+    ],
+    ids=["k1 as advantage", "k2", "k2 within 3", "k3"],
+)
+def test_worked_numbers_of_a_teacher(config: DistillationLossConfig, loss: float, gradient: list[float]) -> None:
+    batch, output, mini_batch = one_row()
+    found, metrics = actor_loss(ActorConfig(), mini_batch, distillation=config)(output, batch)
+    found.backward()
+    assert found.item() == pytest.approx(loss, abs=1e-5)
+    assert output["log_probs"].grad[0].tolist() == pytest.approx(gradient, abs=1e-5)
+    assert metrics["actor/distillation/loss"].item() == pytest.approx(loss, abs=1e-5)
+    assert "pg_loss" not in metrics
+
+
+@pytest.mark.parametrize("mode", ["k1", "k2", "k3", "abs", "forward_kl_topk", "forward_kl_topk_tail"])
+@pytest.mark.parametrize("agg_mode", sorted(LOSS_AGG_MODES))
+def test_any_cut_of_a_taught_mini_batch_adds_up(mode: str, agg_mode: str) -> None:
+    batch, output, mini_batch = example()
+    generator = torch.Generator().manual_seed(5)
+    batch["teacher_log_probs"] = torch.randn(ROWS, WIDTH, generator=generator)
+    for columns in (batch, output):
+        columns["top_log_probs"] = torch.randn(ROWS, WIDTH, 9, generator=generator).log_softmax(dim=-1)[..., :4]
+    config = taught(mode, use_policy_gradient=mode == "k1", use_task_rewards=True, distillation_loss_coef=0.3)
+    loss_fn = actor_loss(ActorConfig(loss_agg_mode=agg_mode), mini_batch, distillation=config)
+    whole = total(loss_fn, batch, output, [])
+    for cuts in ([3], [1, 2, 5]):
+        assert total(loss_fn, batch, output, cuts) == pytest.approx(whole, rel=1e-5, abs=1e-6)
+    rewarded = total(actor_loss(ActorConfig(loss_agg_mode=agg_mode), mini_batch), batch, output, [])
+    assert whole["pg_loss"] == pytest.approx(rewarded["pg_loss"])
+    both = rewarded["loss"] + 0.3 * whole["actor/distillation/loss"]
+    assert whole["loss"] == pytest.approx(both, rel=1e-5, abs=1e-6)
+
+
+def test_a_teachers_advantages_are_weighed_as_the_samples_are() -> None:
+    batch, output, mini_batch = one_row()
+    batch["rollout_is_weights"] = torch.tensor([[2.0, 0.5, 1.0]])
+    config = taught("k1", use_policy_gradient=True)
+    actor_loss(ActorConfig(), mini_batch, distillation=config)(output, batch)[0].backward()
+    assert output["log_probs"].grad[0].tolist() == pytest.approx([2 * 0.5 / 3, -0.5 * 2.7 / 3, 0], abs=1e-5)

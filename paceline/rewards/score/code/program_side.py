@@ -119,7 +119,7 @@ def run_on_input(task: ProgramTask, text: str, out: int) -> dict[str, object]:
     return {"printed": fingerprint(printed.decode("utf-8", "replace"))}
 
 
-class Answering:
+class AnsweringProcess:
     """A process that answers questions: started at the first, and again if a question ended it."""
 
     def __init__(self, task: ProgramTask, out: int) -> None:
@@ -167,7 +167,7 @@ class Answering:
 
 
 def drive(task: ProgramTask, out: int) -> None:
-    answering = Answering(task, out)
+    answering = AnsweringProcess(task, out)
     for number, length in enumerate(task["lengths"]):
         piece = take(length).decode()
         try:

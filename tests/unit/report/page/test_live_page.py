@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from paceline.report.page.follow import Follower
+from paceline.report.page.page_server import PageServer
 from paceline.report.page.read import Limits
-from paceline.report.page.serve import PageServer
 from tests.browser import CHROMIUM, Browser
 
 EVIL = "</script><img src=x onerror='window.pwned=1'><b>bold</b>"

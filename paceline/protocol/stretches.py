@@ -19,11 +19,11 @@ _SMALLEST_WIDTH = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class Stretches:
     """The rows of a column (rows, width).
 
-    >>> runs = pack(torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]]), largest_share=1.0)
-    >>> runs.steps.tolist(), runs.lengths.tolist()
+    >>> packed = pack(torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1]]), largest_share=1.0)
+    >>> packed.steps.tolist(), packed.lengths.tolist()
     ([0, 1, 0], [4, 1, 2])
     """
 
@@ -45,7 +45,7 @@ class Runs:
     def nbytes(self) -> int:
         return sum(array.nbytes for array in (self.first, self.counts, self.steps, self.lengths))
 
-    def take(self, rows: np.ndarray) -> Runs:
+    def take(self, rows: np.ndarray) -> Stretches:
         """The rows with these numbers."""
         ends = np.cumsum(self.counts, dtype=np.int64)
         counts = self.counts[rows]
@@ -66,7 +66,7 @@ class Runs:
         return torch.from_numpy(bits.view(_signed(bits.dtype))).view(self.dtype)
 
 
-def pack(tensor: Tensor, largest_share: float) -> Runs | None:
+def pack(tensor: Tensor, largest_share: float) -> Stretches | None:
     """The column as stretches, if that takes at most this share of its bytes, by a few of its rows and by all."""
     if tensor.ndim != 2 or not len(tensor) or tensor.shape[1] < _SMALLEST_WIDTH or tensor.device.type != "cpu":
         return None
@@ -80,7 +80,7 @@ def pack(tensor: Tensor, largest_share: float) -> Runs | None:
     return _pack(bits, tensor.dtype, largest_share)
 
 
-def _pack(bits: np.ndarray, dtype: torch.dtype, largest_share: float) -> Runs | None:
+def _pack(bits: np.ndarray, dtype: torch.dtype, largest_share: float) -> Stretches | None:
     steps = bits[:, 1:] - bits[:, :-1]
     is_start = np.ones(steps.shape, dtype=bool)
     np.not_equal(steps[:, 1:], steps[:, :-1], out=is_start[:, 1:])
@@ -91,8 +91,8 @@ def _pack(bits: np.ndarray, dtype: torch.dtype, largest_share: float) -> Runs | 
     places = np.flatnonzero(is_start)
     found = steps.ravel()[places].view(_signed(bits.dtype))
     lengths = np.diff(places, append=steps.size)
-    runs = Runs(dtype, bits.shape[1], np.ascontiguousarray(bits[:, 0]), *map(_narrow, (counts, found, lengths)))
-    return runs if runs.nbytes <= most else None
+    packed = Stretches(dtype, bits.shape[1], np.ascontiguousarray(bits[:, 0]), *map(_narrow, (counts, found, lengths)))
+    return packed if packed.nbytes <= most else None
 
 
 def repeated_rows(tensor: Tensor) -> np.ndarray | None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.protocol.runs import pack, repeated_rows
+from paceline.protocol.stretches import pack, repeated_rows
 
 DTYPES = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.float32, torch.bfloat16, torch.float64]
 few = settings(max_examples=40, deadline=None)

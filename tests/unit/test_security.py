@@ -21,7 +21,7 @@ UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve"
 PRIVATE_PIPES = {"rewards/killable.py", "rewards/killable_side.py"}
 """They unpickle what comes from a process that they started themselves, by its own pipe, and no file."""
 RAYS_MESSAGES = {"single_controller/ray/shell.py", "single_controller/ray/watch.py"}
-"""They unpickle calls and their records, which travel within Ray as bytes, as it does itself with every other argument."""
+"""They unpickle calls and their records, which travel within Ray as bytes, as it does itself with all others."""
 UNSAFE_CALLS = {"yaml.load", "yaml.unsafe_load", "pd.read_pickle", "pandas.read_pickle"}
 
 

@@ -131,6 +131,14 @@ def test_only_the_pieces_that_have_the_rows_are_fetched_and_once():
     assert Shelf.fetched == [2]
 
 
+def test_who_keeps_a_few_rows_keeps_no_other_piece():
+    plain, held = make(12, pieces=6)
+    few = held[[11, 0, 11]]
+    assert {piece.number for piece in few._columns()["x"].sources} == {0, 5}
+    assert_same(few[[2, 1]], plain[[11, 0]])
+    assert_same(DataProto.concat([few, held[4:5]]), plain[[11, 0, 11, 4]])
+
+
 def test_what_is_sent_names_no_piece_that_it_has_no_row_of():
     _, held = make(12, pieces=4)
     sent = pickle.loads(pickle.dumps(held[[11, 0]]))

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 from benchmarks.table import remark, report
 from benchmarks.timing import take_turns
 from paceline.config import PolicyModelConfig, RolloutConfig
+from paceline.machine import keep_freed_memory
 from paceline.rollout.native import NativeRollout
 from paceline.rollout.rollout_interface import RolloutEngine, RolloutSpec, SamplingParams
 from paceline.rollout.vllm import VllmRollout
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="measurements of each")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as a run's workers do
     model = make_model(args.hidden, args.layers, args.tokens)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     remark(

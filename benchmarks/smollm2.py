@@ -29,6 +29,7 @@ from benchmarks.step_runs import PEERS, STEPS_TO_THE_SLOWEST, StepBenchmark
 from benchmarks.table import remark, report
 from benchmarks.timing import take_turns
 from paceline.data.tokenizer import load_tokenizer
+from paceline.machine import keep_freed_memory
 from paceline.rollout.native import NativeRollout
 from paceline.trainer.main_ppo import run_ppo
 
@@ -137,6 +138,7 @@ def main() -> None:
         remark(f"{MODEL} is left out: `make bench-peers` makes its folder.")
         return
     torch.set_num_threads(args.threads)
+    keep_freed_memory()  # as a run's workers do
     remark(f"{MODEL}: {args.threads} threads, {args.repeats} of each rollout and update in turns.")
     if "rollout" in args.parts:
         compare_rollout(args)

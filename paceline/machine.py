@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,26 @@ from pathlib import Path
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 """Which control groups this process is in."""
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Of glibc's malloc.h."""
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees for what comes next; whether it does.
+
+    Else glibc gives large tensors back at every step, and gets the next ones from the system page by page. A run's
+    workers are told by MALLOC_ variables when they start; this is for commands that compute by themselves. What the
+    shell says of malloc stays.
+    """
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library, another system
+        return False
+    return bool(set_option(_M_MMAP_MAX, 0) and set_option(_M_TRIM_THRESHOLD, 2**31 - 1))
 
 
 def available_cores() -> float:

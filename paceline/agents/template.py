@@ -25,7 +25,7 @@ class ChatTemplate:
 
     def render(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The text after which the model's next turn begins."""
-        if self._tokenizer.chat_template is None:
+        if self._tokenizer.chat_template is None and "chat_template" not in self._settings:
             raise DataError(
                 "the tokenizer has no chat template, and a conversation of several turns needs one. Use the tokenizer "
                 "of an instruction-tuned model (actor_rollout_ref.model.tokenizer_path)."

@@ -77,7 +77,8 @@ def groups_with_signal(scores: np.ndarray | torch.Tensor, uid: GroupIds) -> np.n
     highest = np.full(len(values), -np.inf)
     np.minimum.at(lowest, group_of_row, values)
     np.maximum.at(highest, group_of_row, values)
-    return (lowest < highest)[group_of_row]
+    spread: np.ndarray = (lowest < highest)[group_of_row]
+    return spread
 
 
 def _group_numbers(index: GroupIds, num_rows: int) -> np.ndarray:

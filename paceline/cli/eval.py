@@ -15,6 +15,7 @@ from paceline.cli import make_parser
 from paceline.cli.policy_options import add_policy_options, at_least_one
 from paceline.command_line import errors_as_exit_codes
 from paceline.errors import ConfigError
+from paceline.machine import keep_freed_memory
 from paceline.run_folder import RUNS_FOLDER
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    keep_freed_memory()
     with errors_as_exit_codes():
         run(arguments)
     return 0

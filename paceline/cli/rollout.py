@@ -11,6 +11,7 @@ from paceline.cli import make_parser
 from paceline.cli.policy_options import add_policy_options, at_least_one
 from paceline.command_line import errors_as_exit_codes
 from paceline.errors import ConfigError
+from paceline.machine import keep_freed_memory
 from paceline.report.json_lines import Row, json_line
 
 EXAMPLES = (
@@ -24,7 +25,7 @@ EXAMPLES = (
 def main(argv: Sequence[str]) -> int:
     """Sample and print. Gives the exit code."""
     arguments = _parser().parse_args(argv)
-
+    keep_freed_memory()
     with errors_as_exit_codes():
         run(arguments)
     return 0

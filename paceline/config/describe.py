@@ -170,7 +170,8 @@ def type_name(hint: object) -> str:
 def value_text(value: object) -> str:
     """A default as yaml text on one line."""
     plain = list(value) if isinstance(value, tuple) else value
-    return yaml.safe_dump(plain, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    text: str = yaml.safe_dump(plain, default_flow_style=True, width=10_000)
+    return text.removesuffix("...\n").strip()
 
 
 def _wrap(text: str, indent: str) -> list[str]:

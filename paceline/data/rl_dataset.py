@@ -207,7 +207,7 @@ class RLHFDataset(torch.utils.data.Dataset):
                 f"{self.config.prompt_key!r} must "
                 'hold a string, or a chat: a list of at least one {"role": ..., "content": ...}, both strings.'
             )
-        if self.tokenizer.chat_template is None:
+        if self.tokenizer.chat_template is None and "chat_template" not in self.config.apply_chat_template_kwargs:
             raise DataError(
                 f"The prompt in {self._describe(row)} is a chat, but the tokenizer has no chat template. Use the "
                 "tokenizer of an instruction-tuned model (actor_rollout_ref.model.tokenizer_path), or give prompts as "

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, TypeVar, Unpack
 
 import torch
 from tensordict import TensorDict
@@ -276,7 +276,8 @@ def register_engine(name: str) -> Callable[[EngineClass], EngineClass]:
 
 def _what_it_takes(engine: type[Engine]) -> BackendEntry:
     """By what the class says; one that is no Engine, and says nothing, refuses by itself."""
-    return BackendEntry(**{ability: getattr(engine, takes, True) for ability, takes in _TAKES.items()})
+    says: dict[str, Any] = {ability: getattr(engine, takes, True) for ability, takes in _TAKES.items()}
+    return BackendEntry(**says)
 
 
 def get_engine(name: str) -> type[Engine]:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -18,9 +18,6 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from paceline.errors import CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 logger = logging.getLogger(__name__)
 
@@ -154,7 +151,7 @@ def read_adapter(folder: Path, model: PreTrainedModel) -> dict[str, Tensor]:
     return tensors
 
 
-def read_lora_config(folder: Path) -> LoraConfig:
+def read_lora_config(folder: Path) -> Any:
     """peft's LoraConfig of an adapter on disk."""
     from peft import LoraConfig
 

@@ -61,7 +61,7 @@ class SharedRows(MicroBatchEngine):
         if self.row_group is None:
             return data, slice(0, len(data))
         columns: TensorDict = data.batch
-        own: dict[str, Tensor] = dict(columns.items())
+        own: dict[str, Any] = dict(columns.items())
         parts = gather_objects(own, self.row_group)
         lengths = [len(part["attention_mask"]) for part in parts]
         start = sum(lengths[: self.row_rank])

@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.config.reward import DEFAULT_SOURCE
 from paceline.errors import ConfigError, DataError, UnknownDataSourceError
@@ -106,7 +107,7 @@ class Coverage:
             return uses_model(source, False, self.weights)
         return source is None or source in MODEL_SOURCES or source in self.known or wants_model(reward_model)
 
-    def _counts(self, names: Mapping[object, int]) -> str:
+    def _counts(self, names: Mapping[Any, int]) -> str:
         return ", ".join(f"{name!r} ({count} of {len(self.sources)} rows)" for name, count in names.items())
 
     def _known(self) -> str:

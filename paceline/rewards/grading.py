@@ -7,7 +7,7 @@ import math
 import reprlib
 import time
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.errors import PacelineError, RewardError
 from paceline.rewards.scorer import Row, RowScorer
@@ -104,7 +104,7 @@ def _checked(result: object, timeouts_fail: bool) -> Result | Exception:
         return result
     if isinstance(result, BaseException):  # such as a cancelled task, which is no Exception
         return RuntimeError(f"the scorer ended with {result!r}")
-    values: dict[str, object] = dict(result) if isinstance(result, dict) else {"score": result}
+    values: dict[str, Any] = dict(result) if isinstance(result, dict) else {"score": result}
     try:
         score = float(values["score"])
     except KeyError:

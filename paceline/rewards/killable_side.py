@@ -60,9 +60,10 @@ def load(source: bytes) -> Callable[..., object]:
     """The function that `killable.py` names: pickled; by its file and name; or what a function of a file makes."""
     kind, *what = pickle.loads(source)
     if kind == "function":
-        return what[0]
+        function: Callable[..., object] = what[0]
+        return function
     file, name = what
-    found = getattr(import_file(file, "paceline_custom_reward"), name)
+    found: Callable[..., Callable[..., object]] = getattr(import_file(file, "paceline_custom_reward"), name)
     return found() if kind == "maker" else found
 
 
@@ -168,7 +169,7 @@ class ForkedWorker:
             times = self.times.cpu_times()
         except psutil.Error:  # it has just ended, which its pipe will show
             return 0.0
-        return times.user + times.system
+        return float(times.user + times.system)
 
     def is_slow(self) -> bool:
         elapsed = time.monotonic() - self.started
@@ -272,7 +273,8 @@ class ForkServer:
 
     def _receive(self, worker: ForkedWorker) -> Outcome:
         try:
-            return worker.connection.recv()
+            received: Outcome = worker.connection.recv()
+            return received
         except (EOFError, OSError):
             worker.process.join()
             ended = RuntimeError(f"the grading process ended with exit code {worker.process.exitcode}")

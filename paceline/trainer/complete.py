@@ -7,10 +7,11 @@ from typing import TypeVar
 from omegaconf import DictConfig, OmegaConf
 
 from paceline.config import PPOConfig, SupervisedConfig
-from paceline.config.checks import all_problems, check_device, without_unread
+from paceline.config.checks import all_problems, without_unread
+from paceline.config.checks.model_checks import check_device
 from paceline.config.checks.supervised_checks import check_supervised
-from paceline.config.derived import run_dir_of, with_trainer_keys
-from paceline.config.load import Config, Reading, Root, read_config
+from paceline.config.derived import Root, run_dir_of, with_trainer_keys
+from paceline.config.load import Config, Reading, read_config
 from paceline.errors import ConfigError
 from paceline.external import import_external
 from paceline.trainer.device import detect_device, joins_cluster

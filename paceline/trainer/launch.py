@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import psutil
 
@@ -152,7 +152,7 @@ def _run_to_end(task_runner_class: TaskRunnerClass, session: RaySession, cfg: An
 
     options = session.options()
     if isinstance(task_runner_class, ActorClass):
-        actor_class = task_runner_class
+        actor_class: ActorClass = task_runner_class
         # Its author chose its resources and its place.
         options = {name: value for name, value in options.items() if name == "runtime_env"}
     else:
@@ -161,10 +161,10 @@ def _run_to_end(task_runner_class: TaskRunnerClass, session: RaySession, cfg: An
     if not cfg.trainer.val_only:  # only a look: the folder may belong to a run that is going on
         stop_file.unlink(missing_ok=True)  # meant for an earlier run
     began = time.time()
-    runner = actor_class.options(**options).remote()
+    runner = cast("ActorHandle", actor_class.options(**options).remote())
     watcher = _Watcher(session, runner, cfg.trainer.heartbeat_timeout_seconds)
     try:
-        running = runner.run.remote(to_dictconfig(cfg))
+        running: ObjectRef = runner.run.remote(to_dictconfig(cfg))
         with _ray_errors_as_ours():
             try:
                 watcher.wait(running)
@@ -199,10 +199,13 @@ class _Watcher:
         self._session = session
         self._limit = heartbeat_timeout_seconds
         # Of any class, also one of a user's that knows nothing of it: a process that does not beat counts as dead.
-        self._located = runner.__ray_call__.remote(beat_and_locate)
-        self._process = Process(runner, 0, id_of_actor(runner), heartbeat_timeout_seconds)
-        self._pulse = Pulse(self._process)
-        self.stop = self._pulse.stop
+        self._located: ObjectRef = runner.__ray_call__.remote(beat_and_locate)
+        self._process: Process = Process(runner, 0, id_of_actor(runner), heartbeat_timeout_seconds)
+        self._pulse: Pulse = Pulse(self._process)
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._pulse.stop()
 
     def place(self) -> Place | None:
         """Where the run's process is, once it has said so."""

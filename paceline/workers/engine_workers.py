@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -201,7 +201,7 @@ class ActorRolloutRefWorker(AgentCalls, WeightCalls):
         With `compared` the rollout's stand beside them.
         """
         # An engine of a user's own need not know the word.
-        asked = {"sum_pi_squared": True} if data.meta_info.get("sum_pi_squared") else {}
+        asked: dict[str, Any] = {"sum_pi_squared": True} if data.meta_info.get("sum_pi_squared") else {}
         sizes = self._log_prob_sizes(self.config.rollout)
         output = built(self.actor).infer_batch(data, temperature=self.config.rollout.temperature, **asked, **sizes)
         columns = {"old_log_probs": output["log_probs"], **{name: output[name] for name in asked}}

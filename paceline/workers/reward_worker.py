@@ -55,8 +55,8 @@ def _check(rewards: object, info: Mapping[str, Sized], data: DataProto) -> None:
     """Raise RewardError unless the output of a user's reward function fits the batch."""
     wanted = tuple(data.batch["responses"].shape)
     if not isinstance(rewards, torch.Tensor) or tuple(rewards.shape) != wanted:
-        is_tensor = isinstance(rewards, torch.Tensor)
-        found = f"a tensor {tuple(rewards.shape)}" if is_tensor else f"a {type(rewards).__name__}"
+        shape = tuple(rewards.shape) if isinstance(rewards, torch.Tensor) else None
+        found = f"a tensor {shape}" if shape is not None else f"a {type(rewards).__name__}"
         raise RewardError(f"the reward function gave {found} as `reward_tensor`; it must be a tensor {wanted}.")
     # An empty response has no token to reward, and is not trained on.
     mask = data.batch["response_mask"].bool()

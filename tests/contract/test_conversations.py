@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.agents import AgentLoop, AgentRequest, Conversation, Generate
 from paceline.agents.link import EngineLink, LinkError
@@ -29,6 +29,7 @@ from paceline.rollout.native import NativeRollout
 from paceline.workers.agent_rows import rows_to_batch
 from paceline.workers.agent_sessions import AgentSessions
 from paceline.workers.mailbox import Mailbox
+from tests.contract.rollout_engines import TOLERANCE, build_vllm, save_peaked_model, start_vllm
 from tests.tiny import build_tiny_model
 from tests.unit.agents.chats import TEMPLATES, chat_template
 
@@ -332,3 +333,30 @@ def test_the_model_goes_on_while_others_wait_for_their_tools(model: PreTrainedMo
         ended = have(engines, [(runner(slow, template), make_jobs(template, 32))])
     waits = [len(one.turns) - 1 for one in ended]
     assert time.monotonic() - started < 0.5 * 0.3 * sum(waits)
+
+
+@pytest.mark.slow
+def test_conversations_with_vllm_have_the_log_probs_of_the_model(tmp_path: Path, loops: AgentConfig) -> None:
+    pytest.importorskip("vllm")
+    folder = save_peaked_model(tmp_path / "model", seed=0)
+    engine = build_vllm(folder, max_num_seqs=64, max_prompt_length=PROMPT + RESPONSE)
+    template, mailbox = chat_template("forgets"), Mailbox("127.0.0.1", KEY)
+    ended: list[Ended] = []
+
+    def agent() -> None:
+        ended.extend(have(Engines((mailbox.address,), KEY), [(runner(loops, template), make_jobs(template, 20))]))
+
+    agents = threading.Thread(target=agent, daemon=True)
+    agents.start()
+    with engine.decoding():
+        AgentSessions(mailbox, engine).serve(SAMPLING, 1, 1)
+    agents.join(30)
+    mailbox.close()
+    assert [one.problem for one in ended] == [""] * 20
+    assert sum(len(one.turns) for one in ended) > 30
+    batch = rows_to_batch(ended, PROMPT, RESPONSE, 0).batch
+    mask = batch["response_mask"].bool()
+    reference = AutoModelForCausalLM.from_pretrained(folder).eval()
+    expected = recomputed(reference, batch["input_ids"], batch["attention_mask"], RESPONSE)
+    assert (batch["rollout_log_probs"] - expected)[mask].abs().max() < TOLERANCE
+    start_vllm.cache_clear()

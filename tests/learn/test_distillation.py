@@ -14,6 +14,7 @@ from paceline.cli.replay import main as replay
 from paceline.errors import NonFiniteError
 from paceline.trainer.ppo.ray_trainer import RayPPOTrainer
 from tests.in_process import build_in_process, train_in_process
+from tests.learn.test_agent_runs import games
 from tests.runs import base_config, read_metrics, results
 from tests.tiny import make_tiny_model
 
@@ -218,3 +219,13 @@ def test_a_recorded_step_is_made_again_to_the_last_bit(
     train_in_process(make(material, tmp_path, **{**recorded, **APART, "trainer.save_freq": -1}))
     assert replay([str(tmp_path), "--step", "2"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("replay: equal to the last bit")
+
+
+@pytest.mark.slow
+def test_a_teacher_scores_every_row_of_a_conversation(material: Path, teacher: Path, tmp_path: Path) -> None:
+    taught = {key: value for key, value in config(material, tmp_path).items() if key.startswith("distillation")}
+    settings = games(material, tmp_path) | taught | {"trainer.total_training_steps": 1}
+    train_in_process(settings)
+    line = read_metrics(tmp_path)[-1]
+    assert line[DISTANCE] > 0
+    assert line["agent/num_turns/max"] > 1

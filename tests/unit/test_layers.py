@@ -144,10 +144,13 @@ def test_only_the_task_runner_names_worker_classes():
     assert named == []
 
 
-def test_mypy_is_strict_on_the_ground_floor():
+STRICT_LAYERS = ("agents.*", "algorithms.*", "config.*", "front", "rewards.*")
+
+
+def test_mypy_is_strict_on_the_ground_floor_and_on_these_layers():
     settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["mypy"]
     [strict] = [part for part in settings["overrides"] if part.get("warn_return_any")]
-    assert set(strict["module"]) == {f"paceline.{name}" for name in GROUND}
+    assert set(strict["module"]) == {f"paceline.{name}" for name in (*GROUND, *STRICT_LAYERS)}
 
 
 HEAVY = ("ray", "torch", "transformers")

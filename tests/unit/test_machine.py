@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,29 @@ def test_affinity_counts():
         assert machine.available_cores() == 1
     finally:
         os.sched_setaffinity(0, before)
+
+
+def test_freed_memory_is_kept_unless_the_shell_has_its_own_wishes() -> None:
+    """Seen in fresh processes: what is resident after 200 MB were freed."""
+    program = """
+import sys
+from paceline.machine import keep_freed_memory
+
+print(keep_freed_memory())
+block = bytearray(200_000_000)
+del block
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmRSS:")))
+"""
+
+    def resident_kb(**variables: str) -> tuple[str, int]:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=environment | variables, capture_output=True, text=True, check=True)
+        kept, kb = done.stdout.split()
+        return kept, int(kb)
+
+    kept, kb = resident_kb()
+    if kept == "False":
+        pytest.skip("the C library is not glibc")
+    assert kb > 190_000
+    assert resident_kb(MALLOC_ARENA_MAX="2") == ("False", pytest.approx(15_000, abs=50_000))

@@ -296,9 +296,11 @@ _TRAINING_RULES: tuple[Rule, ...] = (
     no_effect(f"{REF}.{{ppo_micro_batch_size,ppo_micro_batch_size_per_gpu,ppo_max_token_len_per_gpu,use_dynamic_bsz,"
               "ppo_infer_micro_batch_size_per_gpu,ppo_infer_max_token_len_per_gpu}", "its log_prob_... say it"),
     switched(f"{ACTOR}.qat", "is not supported. Leave it out.", why="weights are float32"),
-    so_anyway(f"{{{ROLES}}}.router_replay.mode", "disabled", why="a router chooses again in each pass",
+    so_anyway(f"{{{ROLES}}}.{{router_replay,megatron.router_replay,veomni.router_replay}}.mode", "disabled",
+              why="a router chooses again in each pass",
               otherwise="is not supported: a router chooses again in each pass. Leave it out."),
-    refused(f"{{{ROLES}}}.router_replay.**", "is not supported. Leave it out."),
+    refused(f"{{{ROLES}}}.{{router_replay,megatron.router_replay,veomni.router_replay}}.**", "is not supported. Leave "
+            "it out."),
     refused(f"{{{ROLES}}}.engine.**", f"is not supported: set {ACTOR}.strategy to a training backend that is here."),
     translated(f"{REF}.strategy", _reference_strategy),
     so_anyway(f"{REF}.enable", True, why="there is a reference where a KL term needs one",

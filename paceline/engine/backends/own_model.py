@@ -169,7 +169,7 @@ class OwnModelEngine(AllRanks, SharedRows):
         sum_pi_squared: bool = False,
         likeliest: Likeliest | None = None,
     ) -> dict[str, Tensor]:
-        if likeliest is not None or TOP_TOKENS in micro_batch:
+        if likeliest is not None or micro_batch.get(TOP_TOKENS, None) is not None:
             raise ConfigError(f"{self.strategy} gives the log-prob of one token at a place. Set strategy=fsdp2.")
         call = replace(aligned_call(micro_batch, self.spec.kind, self.device), sum_pi_squared=sum_pi_squared)
         answers: dict[str, Tensor] = self.root(call, temperature)

@@ -144,9 +144,10 @@ class RemoteSandbox:
             raise ValueError(f"the answer has no `status`: {bytes(received[:200])!r}")
         if reply["status"] == "SandboxError":
             raise ValueError(f"SandboxError: {str(reply.get('message'))[:500]}")
-        if not isinstance(reply.get("run_result"), dict):
+        result: object = reply.get("run_result")
+        if not isinstance(result, dict):
             raise ValueError(f"the answer has no `run_result`: {bytes(received[:200])!r}")
-        return reply["run_result"]
+        return result
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -6,6 +6,7 @@ Pure functions from DataProto to DataProto; no Ray, no models.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +109,7 @@ def compute_advantage(
     """
     needs = estimator_needs(adv_estimator)
     lambdas = {"lam_critic": lam_critic, "lam_length_alpha": lam_length_alpha}
-    further: dict[str, object] = {name: value for name, value in lambdas.items() if value is not None}
+    further: dict[str, Any] = {name: value for name, value in lambdas.items() if value is not None}
     if needs.needs_components:
         further |= {"reward_components": reward_components, "component_weights": component_weights}
     if needs.needs_sum_pi_squared:

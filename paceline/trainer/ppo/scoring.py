@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ GRADED = ["prompts", "responses", "attention_mask", "response_mask"]
 
 
 def check_scorable(
-    reward_fn: object, dataset: object, source_key: str, *, has_model: bool, validation: bool = False
+    reward_fn: object, dataset: Any, source_key: str, *, has_model: bool, validation: bool = False
 ) -> None:
     """Raise now, not in the middle of a run, for an unknown data source or a ground truth that can't be used.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from paceline.data.rl_dataset import Batch
 from paceline.protocol import DataProto, DataProtoFuture
 from paceline.report.validation_metrics import CORE, validation_metrics
 from paceline.trainer.ppo.conversations import (
@@ -21,7 +22,7 @@ from paceline.trainer.ppo.step import make_requests
 
 
 def validate(
-    prompts: Iterable[dict[str, object]],
+    prompts: Iterable[Batch],
     generate: Callable[[DataProto, DataProto], DataProtoFuture],
     score: Callable[[DataProto], DataProtoFuture],
     log: RunLog,

@@ -287,6 +287,7 @@ def test_what_is_so_anyway_or_has_no_effect_is_taken_with_words(asked: dict[str,
         ({f"{ACTOR}.optim.total_training_steps": 7}, "Set trainer.total_training_steps."),
         ({f"{ACTOR}.rollout_n": 4}, f"set {ROLLOUT}.n, which is 1."),
         ({f"{ROLLOUT}.nnodes": 1}, "trainer.placement.rollout_devices"),
+        ({f"{ACTOR}.veomni.router_replay.mode": "R3"}, "=R3 is not supported: a router chooses again in each pass."),
         ({"critic.model.lora_rank": 8}, "=8 is not supported: all weights of the critic are trained."),
         ({"trainer.v1.trainer_mode": "separate_async"}, "=separate_async is not supported: how far the rollout"),
         (

@@ -247,6 +247,15 @@ def test_a_template_gets_the_arguments_of_the_configuration(tmp_path):
     assert shown == ["no", "yes"]
 
 
+def test_a_template_of_the_configuration_takes_the_place_of_the_tokenizers(tmp_path):
+    tokenizer = make_tiny_tokenizer()
+    file = write(tmp_path / "a.parquet", prompt=[chat("hi")])
+    for own in (tokenizer.chat_template, None):
+        tokenizer.chat_template = own
+        data = RLHFDataset(file, tokenizer, config(apply_chat_template_kwargs={"chat_template": "mine"}))
+        assert text_of(data[0]) == "mine"
+
+
 def test_a_template_that_rejects_a_chat_names_the_row(tmp_path):
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = (

@@ -37,7 +37,8 @@ from paceline.protocol.leaving import ANSWER_SHARE
 from paceline.protocol.stretches import Stretches, pack
 from paceline.report.trackers import read_metrics
 from paceline.single_controller.ray import group as ray_group
-from paceline.single_controller.ray.column_store import Maker, ObjectRows
+from paceline.single_controller.ray.column_store import Maker
+from paceline.single_controller.ray.object_rows import ObjectRows
 from paceline.trainer.main_ppo import TaskRunner, complete_config
 
 PROMPT, RESPONSE, RESPONSES, ROWS = 128, 1024, 8, 32

@@ -40,8 +40,8 @@ class DistillationLossConfig:
     loss_max_clamp: Positive | None = None
     """The loss of a token is held within plus and minus this, > 0; beyond it has no gradient. null: no limit."""
     log_prob_min_clamp: Annotated[float | None, Range(-1e9, 0, open_high=True)] = None
-    """forward_kl_topk: log-probs of both models are at least this, < 0; a lower one of the policy has no gradient.
-    null: no limit."""
+    """forward_kl_topk: log-probs of both models are at least this, in [-1e+09, 0); a lower one of the policy has no
+    gradient. null: no limit."""
     use_policy_gradient: bool = False
     """Take the negative loss of a token for its advantage, in PPO's clipped loss with the actor's clip ranges, in place
     of its own gradient."""

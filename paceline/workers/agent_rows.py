@@ -42,13 +42,15 @@ def rows_to_batch(
         prompts[place, start:] = torch.tensor(row.prompt_ids, dtype=torch.long)
         prompt_mask[place, start:] = 1
         attended[place, :length] = 1
-        for column, values in (
+        columns = [
             (responses, row.response_ids),
             (mask, row.mask),
             (log_probs, row.log_probs),
             (scores, row.rewards),
-            (versions, row.versions),
-        ):
+        ]
+        if with_versions:
+            columns.append((versions, row.versions))
+        for column, values in columns:
             column[place, :length] = torch.tensor(values, dtype=column.dtype)
     attention_mask = torch.cat([prompt_mask, attended], dim=1)
     info = np.empty(len(rows), dtype=object)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel

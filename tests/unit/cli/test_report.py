@@ -60,7 +60,7 @@ def test_a_page_that_can_not_be_written_is_told_in_words(
 def test_a_live_page_is_served_until_ctrl_c(
     finished_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from paceline.report.page.serve import PageServer
+    from paceline.report.page.page_server import PageServer
 
     served: list[PageServer] = []
 

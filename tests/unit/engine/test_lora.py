@@ -178,7 +178,7 @@ def test_target_modules_that_match_nothing_are_an_error(spec: EngineSpec, target
 
 
 def test_a_backend_without_lora_refuses_it(spec: EngineSpec) -> None:
-    with pytest.raises(ConfigError, match="set strategy=local or fsdp2"):
+    with pytest.raises(ConfigError, match="or strategy=local or fsdp2"):
         FsdpEngine(spec)
 
 

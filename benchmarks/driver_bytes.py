@@ -188,7 +188,7 @@ def write_prompts(path: Path, count: int, shortest: int = 200, longest: int = PR
     generator = random.Random(0)
     digits = [str(digit) for digit in range(10)]
     prompts = ["".join(generator.choices(digits, k=generator.randint(shortest, longest))) for _ in range(count)]
-    rows = [{"data_source": "numbers", "prompt": text, "reward_model": {"ground_truth": "0"}} for text in prompts]
+    rows = [{"data_source": "openai/gsm8k", "prompt": text, "reward_model": {"ground_truth": "0"}} for text in prompts]
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
@@ -237,10 +237,10 @@ def settings(folder: Path, kind: str, way: str, prompts: int, steps: int) -> dic
     return {
         "actor_rollout_ref": {
             "model": {"path": str(folder / "policy")},
-            "actor": {"strategy": "local", "ppo_mini_batch_size": prompts, "use_kl_loss": kind == "GRPO"},
+            "actor": {"strategy": "fsdp2", "ppo_mini_batch_size": prompts, "use_kl_loss": kind == "GRPO"},
             "rollout": {"n": RESPONSES},
         },
-        "critic": {"strategy": "local", "ppo_mini_batch_size": prompts},
+        "critic": {"strategy": "fsdp2", "ppo_mini_batch_size": prompts},
         "algorithm": KINDS[kind],
         "data": {
             "train_files": str(folder / "numbers.parquet"),

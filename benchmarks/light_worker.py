@@ -75,7 +75,7 @@ class LightShell:
             | {"input_ids": 8 * (prompt + response)},
             "compute_ref_log_prob": {"ref_log_prob": 4 * response},
         }.get(method, {})
-        pieces = {name: -(-rows // max(1, 250_000 // row)) for name, row in stays.items()}
+        pieces = {name: -(-rows // max(1, 100_000 // row)) for name, row in stays.items()}
         lengths = np.random.default_rng(ROWS_STARTED_AT + self._rank).integers(response // 10, response + 1, rows)
         return {
             "rows": rows,

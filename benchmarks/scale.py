@@ -153,7 +153,7 @@ def settings(folder: Path, workers: int, prompts: int, steps: int) -> dict[str, 
     return {
         "actor_rollout_ref": {
             "model": {"path": str(folder / "policy")},
-            "actor": {"strategy": "local", "ppo_mini_batch_size": prompts, "use_kl_loss": True},
+            "actor": {"strategy": "fsdp2", "ppo_mini_batch_size": prompts, "use_kl_loss": True},
             "rollout": {"n": RESPONSES},
         },
         "algorithm": {"adv_estimator": "grpo"},

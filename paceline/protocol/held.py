@@ -84,9 +84,19 @@ class HeldColumn:
         index = self.index[rows if isinstance(rows, slice) else rows.numpy()]
         taken = HeldColumn(self.sources, self.dtype, self.row_shape, index, is_finite=self.is_finite)
         taken._ends = self.ends
+        if 2 * len(index) < len(self):
+            taken._forget_unused()
         if self._tensor is not None:
             taken._part_of = (self._tensor, rows)
         return taken
+
+    def _forget_unused(self) -> None:
+        """Leave out the sources that no row comes from: who keeps a part of a column keeps no more of it alive."""
+        owner = np.searchsorted(self.ends, self.index, side="right")
+        used, place = np.unique(owner, return_inverse=True)
+        rows = self.index - self.starts[owner]
+        self.sources, self._ends = tuple(self.sources[number] for number in used.tolist()), None
+        self.index = rows + self.starts[place]
 
     @property
     def ends(self) -> np.ndarray:
@@ -94,6 +104,10 @@ class HeldColumn:
         if self._ends is None:
             self._ends = np.cumsum([len(source) for source in self.sources], dtype=np.int64)
         return self._ends
+
+    @property
+    def starts(self) -> np.ndarray:
+        return np.concatenate([np.zeros(1, dtype=np.int64), self.ends[:-1]])
 
     @staticmethod
     def join(columns: Sequence[HeldColumn | Tensor]) -> HeldColumn:
@@ -161,13 +175,11 @@ class HeldColumn:
 
     def _by_source(self) -> Iterator[tuple[Source, np.ndarray, np.ndarray]]:
         """Each source that rows come from: where these are in the column, and which rows of it they are."""
-        ends = self.ends
-        owner = np.searchsorted(ends, self.index, side="right")
-        order = np.argsort(owner, kind="stable")
+        owner = np.searchsorted(self.ends, self.index, side="right")
+        order, starts = np.argsort(owner, kind="stable"), self.starts
         numbers, firsts = np.unique(owner[order], return_index=True)
         for number, places in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=bool(len(numbers))):
-            source = self.sources[number]
-            yield source, places, self.index[places] - (ends[number] - len(source))
+            yield self.sources[number], places, self.index[places] - starts[number]
 
     def _fill(self, fetched: Mapping[int, Tensor]) -> None:
         """Put the tensor together; `fetched` has the stored sources by their identity."""

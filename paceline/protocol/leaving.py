@@ -17,7 +17,7 @@ ANSWER_SHARE = 1 / 16
 """A column of an answer travels packed when it takes at most this share of its bytes; else it may stay."""
 ARGUMENT_SHARE = 1 / 2
 """A column that the driver sends has to travel, so that half is a gain."""
-BYTES_APART = 250_000
+BYTES_APART = 100_000
 """Rows that are stored together: whoever needs one of them, on another node, fetches all."""
 
 

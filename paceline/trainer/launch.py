@@ -19,6 +19,7 @@ from paceline.errors import PacelineError, ResourceError, WorkerError
 from paceline.report.status import end_status
 from paceline.run_folder import CHECKPOINTS_FOLDER, STOP_FILE, VALIDATION_FOLDER, list_checkpoints
 from paceline.trainer.ray_session import ANSWER_SECONDS, RaySession, kill_processes, within
+from paceline.trainer.same_command import StartAgain, is_one_command
 from paceline.trainer.same_command import attempt as this_attempt
 
 if TYPE_CHECKING:
@@ -103,6 +104,9 @@ def run_with_restarts(task_runner_class: TaskRunnerClass, session: RaySession, c
                 "the last checkpoint" if attempt is not cfg else "the beginning",
                 restarts_left - 1, cfg.trainer.max_restarts,
             )  # fmt: skip
+            if session.is_lost and is_one_command():
+                # Ray ends a process a minute after it has lost its gcs_server, also when a new one was started there.
+                raise StartAgain from None
 
 
 def _may_pass(error: WorkerError) -> bool:

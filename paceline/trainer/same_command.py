@@ -39,9 +39,18 @@ class _Command:
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
+class StartAgain(BaseException):
+    """Raised to leave what is open behind, and begin the same command again. No error: nobody else is to catch it."""
+
+
 attempt = Attempt()
 """Of this process."""
 _command: _Command | None = None
+
+
+def is_one_command() -> bool:
+    """Whether this process may become the same command again."""
+    return _command is not None
 
 
 @contextmanager
@@ -53,6 +62,8 @@ def one_command() -> Iterator[None]:
     _command = _Command()
     try:
         yield
+    except StartAgain:
+        _begin(_command, attempt.restarts_left - 1)
     finally:
         _command, attempt.given = None, None
 
@@ -65,8 +76,12 @@ def start_again_or_end(reason: str) -> NoReturn:
         os._exit(1)
     left = attempt.restarts_left - 1
     sys.stderr.write(f"{reason} Starting the same command again; {left} more restarts.\n")
+    _begin(_command, left)
+
+
+def _begin(command: _Command, restarts_left: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    os.chdir(_command.folder)
-    what = f"{left} goes on" if attempt.goes_on else str(left)
-    os.execve(_command.arguments[0], _command.arguments, {**_command.environment, _VARIABLE: what})
+    os.chdir(command.folder)
+    what = f"{restarts_left} goes on" if attempt.goes_on else str(restarts_left)
+    os.execve(command.arguments[0], command.arguments, {**command.environment, _VARIABLE: what})

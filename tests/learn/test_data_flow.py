@@ -18,7 +18,7 @@ from paceline.trainer.ppo.step import Step
 from tests.mixed import make_mixed_material, mixed_config
 from tests.runs import as_omegaconf
 
-PROMPT_WIDTH, RESPONSE_WIDTH = 32, 8
+PROMPT_WIDTH, RESPONSE_WIDTH, TEACHERS_TOKENS = 32, 8, 4
 
 
 class Flow:
@@ -42,6 +42,7 @@ def names(data: DataProto) -> set[str]:
 
 def check_kinds(phase: str, data: DataProto) -> None:
     widths = {"B": len(data), "P": PROMPT_WIDTH, "R": RESPONSE_WIDTH, "P+R": PROMPT_WIDTH + RESPONSE_WIDTH}
+    widths["K"] = TEACHERS_TOKENS
     for name, tensor in ({} if data.batch is None else data.batch).items():
         shape = tuple(widths[letter] for letter in COLUMNS[name].shape)
         if phase == "make_requests" and name in REQUEST_COLUMNS:
@@ -122,8 +123,8 @@ def watch_phases(trainer: RayPPOTrainer, flow: Flow, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture(scope="module")
 def flows(tmp_path_factory: pytest.TempPathFactory) -> list[Flow]:
-    """All roles and terms once: PPO with critic, reference, reward model and corrected rollout; ReMax for its baseline,
-    with a loss that chooses tokens."""
+    """All roles and terms once: PPO with critic, reference, reward model, corrected rollout and a teacher's log-probs;
+    ReMax for its baseline, with a loss that chooses tokens and a teacher's likeliest ones."""
     folder = tmp_path_factory.mktemp("flow")
     material = make_mixed_material(folder / "material")
     kl = {
@@ -135,10 +136,17 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> list[Flow]:
         "trainer__total_training_steps": 1,
         "data__val_files": None,
     }
+    kl |= {
+        "distillation__enabled": True,
+        "distillation__distillation_loss__loss_mode": "k3",
+        "distillation__teacher_models__one__model_path": str(material / "model"),
+    }
     remax = {
+        **kl,
         "algorithm__adv_estimator": "remax",
         "actor_rollout_ref__actor__policy_loss__loss_mode": "kl_cov",
-        **kl,
+        "distillation__distillation_loss__loss_mode": "forward_kl_topk",
+        "distillation__distillation_loss__topk": TEACHERS_TOKENS,
     }
     flows = []
     for name, changes in {"ppo": kl, "remax": remax}.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import psutil
 import pytest
 import ray
 import torch
-from ray.util.state import list_objects
+from ray._private.internal_api import memory_summary
 
 from paceline.errors import WorkerError
 from paceline.protocol import DataProto
@@ -147,23 +148,23 @@ def test_a_worker_that_writes_to_its_inputs_changes_nothing_of_others(makers):
     writers.shutdown()
 
 
-def stored_megabytes() -> float:
-    return sum(one.object_size or 0 for one in list_objects(limit=10_000, detail=True)) / 1e6
+def stored_megabytes() -> int:
+    text = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    return int(re.search(r"Plasma memory usage (\d+) MiB", text)[1])
 
 
 def test_what_no_batch_names_any_more_is_freed(makers):
     gc.collect()
-    made = makers.make(rows(200)).get()
+    before = stored_megabytes()
+    made = makers.make(rows(1000)).get()
+    assert len(made._columns()["ids"].sources) > 100
     part = made[:2].select(["large"])
-    sizes = [piece.ref for piece in made._columns()["ids"].sources]
-    assert len(sizes) > 2
-    assert stored_megabytes() > 11
-    del made, sizes
+    assert stored_megabytes() - before > 50
+    del made
     deadline = time.monotonic() + 30
-    while stored_megabytes() > 11 and time.monotonic() < deadline:
-        gc.collect()
+    while stored_megabytes() - before > 5 and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert stored_megabytes() < 11
+    assert stored_megabytes() - before <= 5
     assert part.batch["large"][:, 0].tolist() == [0.0, 1.0]
 
 

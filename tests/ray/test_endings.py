@@ -142,6 +142,24 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_ends(start: Start, tmp_path: P
 
 
 @pytest.mark.slow
+def test_a_run_that_lost_rays_records_goes_on_for_longer_than_ray_waits_for_them(start: Start, tmp_path: Path) -> None:
+    """After a minute without them Ray ends every process that it was started in, whatever was started there since."""
+    restarts = {"trainer__max_restarts": 1, "trainer__save_freq": 500, "trainer__max_actor_ckpt_to_keep": 1}
+    process = start(tmp_path / "run", trainer__total_training_steps=100000, **restarts)
+    wait_for_step(process, tmp_path / "run", step=1)
+    next(child for child in descendants(process) if child.name() == "gcs_server").kill()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=100)
+    children = descendants(process)
+    before = read_metrics(tmp_path / "run")[-1]["step"]
+    wait_for_step(process, tmp_path / "run", step=before + 1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 143
+    assert_gone(children)
+    assert "starting again from the beginning; 0 more restarts" in (tmp_path / "output.txt").read_text()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["raylet", "gcs_server"])
 def test_a_ray_that_is_killed_at_its_start_is_told_in_a_line(start: Start, tmp_path: Path, name: str) -> None:
     process = start(tmp_path / "run")

@@ -131,6 +131,14 @@ def test_only_the_pieces_that_have_the_rows_are_fetched_and_once():
     assert Shelf.fetched == [2]
 
 
+def test_who_keeps_a_few_rows_keeps_no_other_piece():
+    plain, held = make(12, pieces=6)
+    few = held[[11, 0, 11]]
+    assert {piece.number for piece in few._columns()["x"].sources} == {0, 5}
+    assert_same(few[[2, 1]], plain[[11, 0]])
+    assert_same(DataProto.concat([few, held[4:5]]), plain[[11, 0, 11, 4]])
+
+
 def test_what_is_sent_names_no_piece_that_it_has_no_row_of():
     _, held = make(12, pieces=4)
     sent = pickle.loads(pickle.dumps(held[[11, 0]]))
@@ -196,14 +204,14 @@ def test_an_answer_leaves_its_large_columns_and_takes_the_small_ones_along():
     answer.batch["broken"] = torch.full((40, 2000), float("nan")) * torch.randn(40, 2000)
     left = left_behind(answer, keep, 32_000)
     columns = left._columns()
-    assert [len(piece) for piece in columns["large"].sources] == [31, 9]  # so many rows are 250 KB
+    assert [len(piece) for piece in columns["large"].sources] == [12, 12, 12, 4]  # twelve rows are 96 KB
     assert isinstance(columns["small"], torch.Tensor)
     assert columns["mask"].nbytes == 80_000
     assert len(pickle.dumps(left.select(["mask"]))) < 3000
     assert left.is_known_finite("large")
     assert not left.is_known_finite("broken")
     assert torch.equal(left.batch["large"], answer.batch["large"])
-    assert Shelf.fetched == [0, 1]
+    assert Shelf.fetched == [0, 1, 2, 3]
 
 
 def test_columns_without_a_number_or_of_any_shape_and_dtype_can_stay():

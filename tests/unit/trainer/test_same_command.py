@@ -52,3 +52,27 @@ def test_a_program_of_the_users_and_a_command_without_restarts_just_end(tmp_path
     assert done.returncode == 1
     assert len(done.stdout.splitlines()) == 1
     assert done.stderr == "It did not start. The same command may be started again.\n"
+
+
+def test_what_is_open_is_left_before_it_begins_again(tmp_path: Path) -> None:
+    program = """
+import sys
+from contextlib import closing, suppress
+from paceline.trainer.same_command import StartAgain, attempt, is_one_command, one_command
+
+class Open:
+    def close(self):
+        print("closed", flush=True)
+
+with one_command():
+    left = attempt.restarts(1)
+    print(left, attempt.goes_on, flush=True)
+    attempt.restarts_left, attempt.goes_on = left, True
+    with closing(Open()), suppress(Exception):
+        if left:
+            raise StartAgain
+assert not is_one_command()
+"""
+    done = run(program, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["1 False", "closed", "0 True", "closed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
@@ -102,11 +102,10 @@ class RolloutEngine(ABC):
         check_requests(prompts, seeds)
         numbers = range(self._num_generated, self._num_generated + len(prompts))
         self._num_generated = numbers.stop
+        of_each: Sequence[ImageInputs | None] = images or [None] * len(prompts)
         requests = [
             Request(f"generate-{number}", prompt, sampling, seed, images=its_images)
-            for number, prompt, seed, its_images in zip(
-                numbers, prompts, seeds, images or [None] * len(prompts), strict=True
-            )
+            for number, prompt, seed, its_images in zip(numbers, prompts, seeds, of_each, strict=True)
         ]
         try:
             self.enqueue(requests)

@@ -41,9 +41,8 @@ def make_train_loader(
         )
     if dataset is None:
         assert data.train_files is not None  # the configuration was checked
-        most = data.train_max_samples
-        own = {"processor": processor, "images": image_reader(config)}
-        dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, **own)
+        images, most = image_reader(config), data.train_max_samples
+        dataset = make_dataset(data.train_files, tokenizer, data, max_samples=most, processor=processor, images=images)
     if not learns_from_rewards(config):
         if isinstance(reward_fn, RewardManager):
             reward_fn.expect_teacher()
@@ -72,9 +71,8 @@ def make_val_loader(
     """Batches of held-out prompts, of `dataset` or of data.val_files; None where there are none."""
     data = prompt_config(config)
     if dataset is None and data.val_files:
-        most = data.val_max_samples
-        own = {"processor": processor, "images": image_reader(config)}
-        dataset = make_dataset(data.val_files, tokenizer, data, max_samples=most, **own)
+        images, most = image_reader(config), data.val_max_samples
+        dataset = make_dataset(data.val_files, tokenizer, data, max_samples=most, processor=processor, images=images)
     if dataset is None:
         return None
     by_model = uses_reward_model(config) and config.reward_model.validate

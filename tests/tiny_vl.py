@@ -19,9 +19,9 @@ from tests.tiny import make_tiny_tokenizer
 
 VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
 TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {% for part in message['content'] %}"
+    "{% for message in messages %}{% for part in message['content'] %}"
     "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% endfor %}{% endfor %}"
 )
 COLOURS = {"r": (230, 20, 20), "g": (20, 230, 20), "b": (20, 20, 230)}
 """A letter to the colour that it names."""

@@ -1,4 +1,4 @@
-"""Prompts with images: a tiny model of images and text learns to name a colour."""
+"""Prompts with images: a tiny model learns to name a colour; a run gives the same numbers however it is arranged."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.in_process import train_in_process
-from tests.runs import base_config, read_metrics
+from paceline.cli.replay import main as replay
+from tests.in_process import build_in_process, train_in_process
+from tests.learn.test_runs_in_process import APART, crash_in
+from tests.runs import base_config, read_metrics, results
 from tests.tiny_vl import make_tiny_vl_model, write_colours
 
 REWARD = '''
@@ -26,8 +28,9 @@ def image_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
         "data.image_key": "images", "algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.name": "hf",
         "actor_rollout_ref.rollout.n": 8, "data.train_batch_size": 12, "data.max_prompt_length": 40,
         "data.max_response_length": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 12,
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 48, "actor_rollout_ref.actor.use_kl_loss": False,
-        "actor_rollout_ref.actor.optim.lr": 3e-3, "trainer.total_training_steps": 60, "trainer.val_before_train": True,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 96, "actor_rollout_ref.actor.use_kl_loss": False,
+        "actor_rollout_ref.actor.optim.lr": 5e-3, "actor_rollout_ref.actor.entropy_coeff": 0.03,
+        "trainer.total_training_steps": 60,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }  # fmt: skip
 
@@ -48,8 +51,59 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_of_images_learns_to_name_a_colour(material: Path, tmp_path: Path) -> None:
-    train_in_process(image_config(material, tmp_path / "run", trainer__test_freq=60))
+    train_in_process(image_config(material, tmp_path / "run", trainer__val_before_train=False))
     lines = read_metrics(tmp_path / "run")
     scores = [line["critic/score/mean"] for line in lines if "critic/score/mean" in line]
     assert sum(scores[-5:]) / 5 > 0.9
     assert sum(scores[:3]) / 3 < 0.5
+
+
+def short(material: Path, run: Path, **changes: Any) -> dict[str, Any]:
+    """Three steps with a reference, two passes and responses of several tokens."""
+    settings: dict[str, Any] = {
+        "actor_rollout_ref__rollout__n": 2, "data__train_batch_size": 4, "data__max_response_length": 3,
+        "actor_rollout_ref__actor__ppo_mini_batch_size": 2, "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 2,
+        "actor_rollout_ref__actor__ppo_epochs": 2, "actor_rollout_ref__actor__use_kl_loss": True,
+        "trainer__total_training_steps": 3, "trainer__test_freq": 2, "trainer__record": "every",
+    }  # fmt: skip
+    return image_config(material, run, **(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def whole(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run."""
+    run = tmp_path_factory.mktemp("whole")
+    train_in_process(short(material, run))
+    return run
+
+
+def test_the_reference_reads_the_images_too(whole: Path) -> None:
+    first, *_, last = (line["actor/kl_loss"] for line in read_metrics(whole) if "actor/kl_loss" in line)
+    assert first < last
+    assert last > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [APART, {"trainer__schedule__name": "pipelined", "trainer__schedule__max_staleness": 0}],
+    ids=["rollout on a pool of its own", "pipelined without staleness"],
+)
+def test_images_give_the_same_numbers_however_a_run_is_arranged(
+    changes: dict[str, Any], material: Path, whole: Path, tmp_path: Path
+) -> None:
+    train_in_process(short(material, tmp_path, **changes))
+    assert results(tmp_path) == results(whole)
+
+
+def test_a_run_with_images_that_crashed_and_resumed_equals_one_that_did_not(
+    material: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = short(material, tmp_path, trainer__save_freq=1)
+    crash_in(build_in_process(settings), "update_actor", 3, monkeypatch)
+    train_in_process(settings)
+    assert results(tmp_path) == results(whole)
+
+
+def test_a_step_with_images_is_replayed_to_the_last_bit(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay([str(whole), "--step", "2"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("replay: equal to the last bit")

@@ -93,9 +93,9 @@ def test_a_file_without_the_column_is_told(model: Path, tmp_path: Path) -> None:
 
 def test_the_tokens_of_images_count_for_the_length_of_a_prompt(model: Path, tmp_path: Path) -> None:
     rows = [row("<image>", draw("r")), row("<image><image>", *[draw("r", 2 * SIDE, 2 * SIDE)] * 2)]
-    with pytest.raises(DataError, match=r"1 of 2 prompts are longer than data.max_prompt_length=28"):
-        dataset(model, tmp_path, rows, max_prompt_length=28)
-    assert len(dataset(model, tmp_path, rows, max_prompt_length=28, filter_overlong_prompts=True)) == 1
+    with pytest.raises(DataError, match=r"1 of 2 prompts are longer than data.max_prompt_length=8"):
+        dataset(model, tmp_path, rows, max_prompt_length=8)
+    assert len(dataset(model, tmp_path, rows, max_prompt_length=8, filter_overlong_prompts=True)) == 1
 
 
 def test_a_model_of_text_reads_no_images(tmp_path: Path) -> None:

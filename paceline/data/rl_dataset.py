@@ -74,12 +74,16 @@ class RLHFDataset(torch.utils.data.Dataset):
                 "prompts of text."
             )
         self._images = images if config.image_key is not None else None
-        self._most = 0, 0
-        """Patches and images of the prompts with the most of them."""
+        self._patches: list[list[int]] = []
+        """Of each image of each row of the files."""
         self._files = read_prompt_files(files, config, max_samples)
         tokens = self._token_ids()
         lengths = np.array([len(ids) for ids in tokens])
         self._rows = self._select(lengths)
+        if self._images is not None:
+            patches = [self._patches[row] for row in self._rows]
+            self._most = max(map(sum, patches)), max(map(len, patches))
+            """Patches and images of the prompts with the most of them."""
         self.num_cut = int((lengths[self._rows] > config.max_prompt_length).sum())
         kept = [self._truncate(tokens[row]) for row in self._rows]
         self._ends = np.cumsum([len(ids) for ids in kept])
@@ -198,17 +202,16 @@ class RLHFDataset(torch.utils.data.Dataset):
         return tokens
 
     def _with_images(self, tokens: list[np.ndarray], images: PromptImages) -> list[np.ndarray]:
-        """The tokens of each prompt with those of its images; notes the most of them in a prompt."""
-        patches: list[list[int]] = []
+        """The tokens of each prompt with those of its images, whose patches are noted."""
         for row, cells in enumerate(self._all_values(str(self.config.image_key))):
             try:
                 if not cells:
                     raise DataError("has no image, and all prompts must have one where data.image_key is set")
-                patches.append(images.num_patches(cells))
-                tokens[row] = np.asarray(images.expanded(tokens[row].tolist(), patches[-1]), dtype=np.int32)
+                patches = images.num_patches(cells)
+                tokens[row] = np.asarray(images.expanded(tokens[row].tolist(), patches), dtype=np.int32)
+                self._patches.append(patches)
             except DataError as error:
                 raise DataError(f"The prompt in {self._describe(row)} {error}.") from error
-        self._most = max(map(sum, patches)), max(map(len, patches))
         return tokens
 
     def _tokenise(self) -> list[np.ndarray]:

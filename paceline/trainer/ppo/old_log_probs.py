@@ -118,3 +118,8 @@ def bound_of(config: PPOConfig) -> float | None:
     """The largest difference that is taken for rounding; None where a run takes the rollout's log-probs anyway."""
     policy = config.actor_rollout_ref
     return None if policy.rollout.trust_log_probs else BOUNDS[policy.model.compute_dtype]
+
+
+def rollouts_own(batch: DataProto) -> DataProto:
+    """The rollout's log-probs as those of the policy before its update."""
+    return batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs")

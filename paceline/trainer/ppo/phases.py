@@ -49,6 +49,7 @@ from paceline.trainer.ppo.old_log_probs import (
     chooses_tokens,
     probs_difference,
     rollout_has_log_probs,
+    rollouts_own,
     rows_to_check,
     update_has_log_probs,
 )
@@ -220,7 +221,7 @@ class Phases:
         rollout correction, those of the rollout are used as they are.
         """
         if self.correction.bypass:
-            return DataProtoFuture.of(_rollouts_own(batch))
+            return DataProtoFuture.of(rollouts_own(batch))
         if not rollout_has_log_probs(self.cfg):
             return self._compute_all_log_probs(batch)
         rows = batch[rows_to_check(batch.batch["response_mask"], self.cfg.trainer.seed, self.global_step)]
@@ -242,7 +243,7 @@ class Phases:
     def _verified_log_probs(self, batch: DataProto, rows: DataProto, computed: DataProto) -> DataProto:
         """The rollout's log-probs, or none where the update's own forward pass gives them; all of the actor's if the
         computed rows differ by more than rounding."""
-        beside = computed.select([name for name in ("rollout_log_probs",) if name in computed.batch], [], [])
+        beside = computed.select(_present(computed, "rollout_log_probs"), [], [])
         compared = rows.select(["response_mask"], [], []).union(beside) if len(beside.batch.keys()) else rows
         metrics = probs_difference(compared, computed.batch["old_log_probs"])
         found, bound = metrics.get(LARGEST_DIFFERENCE, 0.0), bound_of(self.cfg)
@@ -256,7 +257,7 @@ class Phases:
             )
             return self._compute_all_log_probs(batch).get()
         left_out = update_has_log_probs(self.cfg, num_conversations(batch))
-        answer = DataProto() if left_out else _rollouts_own(batch)
+        answer = DataProto() if left_out else rollouts_own(batch)
         return replace(answer, meta_info={"metrics": metrics})
 
     def compute_ref_log_probs(self, batch: DataProto) -> DataProtoFuture | None:
@@ -389,7 +390,7 @@ class Phases:
         """Fit the values to the returns."""
         if not self.use_critic or step.is_left_out:
             return None
-        columns = [*MODEL_INPUTS, "values", "returns", *self._present(step, "loss_mask")]
+        columns = [*MODEL_INPUTS, "values", "returns", *_present(step.batch, "loss_mask")]
         dealt = self._deal(step, columns, critic_config(self.cfg), self.critic_wg)
         update = self._issued(self.critic_wg.update_critic(dealt), is_update=True)
         Recorder.note_update(step, "critic", self.critic_wg)
@@ -401,9 +402,8 @@ class Phases:
             return None
         actor = self.cfg.actor_rollout_ref.actor
         columns = [*MODEL_INPUTS, *(["advantages"] if self.learns_from_rewards else [])]
-        columns += self._present(
-            step, *IMAGE_COLUMNS, "old_log_probs", "rollout_is_weights", "loss_mask", "top_tokens", *TAUGHT
-        )
+        beside = ("old_log_probs", "rollout_is_weights", "loss_mask", "top_tokens", *TAUGHT)
+        columns += _present(step.batch, *IMAGE_COLUMNS, *beside)
         columns += ["ref_log_prob"] if actor.use_kl_loss else []
         seed = [self.cfg.trainer.seed, step.number]
         dealt = self._deal(
@@ -427,11 +427,6 @@ class Phases:
             self.send_weights(self.schedule.version + 1)
         self.rollouts.new_weights()
         return update
-
-    @staticmethod
-    def _present(step: Step, *names: str) -> list[str]:
-        """Those of these columns that the step has."""
-        return [name for name in names if name in step.batch.batch]
 
     def send_weights(self, version: int) -> None:
         """Bring the policy to a rollout on other devices. That runs beside the critic's update, or behind it where the
@@ -457,7 +452,7 @@ class Phases:
 
         `asked` tells the worker what it is to answer besides.
         """
-        beside = [name for name in IMAGE_COLUMNS if name in batch.batch]
+        beside = _present(batch, *IMAGE_COLUMNS)
         beside += ["rollout_log_probs"] if asked and "compared" in asked else []
         inputs = batch.select(batch_keys=[*MODEL_INPUTS, *beside], non_tensor_batch_keys=[])
         inputs.meta_info = {**inputs.meta_info, **(asked or {})}
@@ -494,6 +489,6 @@ class Phases:
         return dealt
 
 
-def _rollouts_own(batch: DataProto) -> DataProto:
-    """The rollout's log-probs as those of the policy before its update."""
-    return batch.select(["rollout_log_probs"], [], []).rename("rollout_log_probs", "old_log_probs")
+def _present(batch: DataProto, *names: str) -> list[str]:
+    """Those of these columns that the batch has."""
+    return [name for name in names if name in batch.batch]

@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from paceline.cli.replay import main as replay
+from paceline.data.prompt_images import PromptImages
 from tests.in_process import build_in_process, train_in_process
 from tests.learn.test_runs_in_process import APART, crash_in
 from tests.runs import base_config, read_metrics, results
-from tests.tiny_vl import make_tiny_vl_model, write_colours
+from tests.tiny_vl import COLOURS, VISION_TOKENS, draw, make_tiny_vl_model, write_colours
 
-REWARD = '''
+REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
-    """1 for the letter of the colour at the beginning; a letter of another colour is better than none."""
-    first = solution_str[:1]
-    return 1.0 if first == ground_truth else 0.2 if first and first in "rgb" else 0.0
-'''
+    return float(solution_str[:1] == ground_truth)
+"""
 
 
 def image_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
@@ -29,16 +30,35 @@ def image_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
         "actor_rollout_ref.rollout.n": 8, "data.train_batch_size": 12, "data.max_prompt_length": 40,
         "data.max_response_length": 1, "actor_rollout_ref.actor.ppo_mini_batch_size": 12,
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 96, "actor_rollout_ref.actor.use_kl_loss": False,
-        "actor_rollout_ref.actor.optim.lr": 5e-3, "actor_rollout_ref.actor.entropy_coeff": 0.03,
-        "trainer.total_training_steps": 60,
+        "actor_rollout_ref.actor.optim.lr": 5e-3, "actor_rollout_ref.actor.entropy_coeff": 0.01,
+        "trainer.total_training_steps": 25,
         **{key.replace("__", "."): value for key, value in changes.items()},
     }  # fmt: skip
 
 
-def make_colours(folder: Path) -> Path:
+def answer_with_a_colour(folder: Path) -> None:
+    """Make the letters of all colours about as likely, whatever the image, and others hardly ever."""
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor([tokenizer("".join([*VISION_TOKENS[::2], VISION_TOKENS[1], "?"]))["input_ids"]] * len(COLOURS))
+    pixels, grids = PromptImages(str(folder)).read([draw(colour) for colour in COLOURS])
+    is_image = ids.eq(model.config.image_token_id).int()
+    letters = tokenizer.convert_tokens_to_ids(list(COLOURS))
+    with torch.no_grad():
+        asked = {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": grids, "mm_token_type_ids": is_image}
+        hidden = model(**asked, output_hidden_states=True).hidden_states[-1][:, -1]
+    optimizer = torch.optim.Adam([model.lm_head.weight], lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        (-model.lm_head(hidden).log_softmax(-1)[:, letters].mean()).backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+
+
+def make_colours(folder: Path, seed: int = 0) -> Path:
     """A folder with model, rows and reward."""
     folder.mkdir(exist_ok=True)
-    make_tiny_vl_model(folder / "model")
+    answer_with_a_colour(make_tiny_vl_model(folder / "model", seed=seed))
     write_colours(folder / "train.parquet", 48)
     write_colours(folder / "test.parquet", 12, seed=1)
     (folder / "reward.py").write_text(REWARD)
@@ -50,12 +70,13 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_colours(tmp_path_factory.mktemp("colours"))
 
 
-def test_a_model_of_images_learns_to_name_a_colour(material: Path, tmp_path: Path) -> None:
-    train_in_process(image_config(material, tmp_path / "run", trainer__val_before_train=False))
-    lines = read_metrics(tmp_path / "run")
-    scores = [line["critic/score/mean"] for line in lines if "critic/score/mean" in line]
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
+def test_a_model_of_images_learns_to_name_a_colour(seed: int, tmp_path: Path) -> None:
+    material = make_colours(tmp_path / "material", seed=seed)
+    train_in_process(image_config(material, tmp_path / "run", trainer__seed=seed, trainer__val_before_train=False))
+    scores = [line["critic/score/mean"] for line in read_metrics(tmp_path / "run")]
+    assert scores[0] < 0.6
     assert sum(scores[-5:]) / 5 > 0.9
-    assert sum(scores[:3]) / 3 < 0.5
 
 
 def short(material: Path, run: Path, **changes: Any) -> dict[str, Any]:

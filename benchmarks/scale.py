@@ -131,7 +131,7 @@ def use_light_workers(workers: int) -> None:
     """Let all worker groups of this process have light processes."""
     real_process, real_kill = ray_group.Process, ray.kill
     ray_group.WorkerShell = LightShell  # type: ignore[assignment,misc]
-    ray_group.Process = lambda actor, *args: real_process(LightActor(actor, workers), *args)  # type: ignore[assignment,misc]
+    ray_group.Process = lambda actor, *args, **more: real_process(LightActor(actor, workers), *args, **more)  # type: ignore[assignment,misc]
     ray.kill = lambda actor, **options: real_kill(getattr(actor, "_handle", actor), **options)  # type: ignore[assignment]
 
 

@@ -159,10 +159,10 @@ class QueueSession:
         """Clear what is this run's. The queue ends with the run that started it, unless others have rows in it."""
         try:
             self.store.close()
-            others = _queue().kv_list()
+            others = [name for name, rows in _queue().kv_list().items() if rows]  # those that were cleared stay named
         except Exception as error:  # its processes may be what failed
             logger.warning("TransferQueue could not be cleared: %s", error)
-            others = {}
+            others = []
         if not self._is_ours:
             return
         if others:

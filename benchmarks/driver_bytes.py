@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import random
 import statistics
 import subprocess
@@ -24,13 +23,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray
 import torch
 from omegaconf import OmegaConf
+from ray._private.worker import global_worker
 
 from benchmarks.overlap import make_material
 from benchmarks.table import remark, report
@@ -146,10 +145,8 @@ class Counter:
         started = time.process_time()
         if isinstance(value, torch.Tensor):
             self.bytes += value.nbytes
-        else:
-            buffers: list[pickle.PickleBuffer] = []
-            self.bytes += len(cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append))
-            self.bytes += sum(buffer.raw().nbytes for buffer in buffers)
+        else:  # as Ray sends it, references with the addresses of their owners included
+            self.bytes += global_worker.get_serialization_context().serialize(value).total_bytes
         self.counting_seconds += time.process_time() - started
 
     @property
@@ -159,7 +156,8 @@ class Counter:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Inside, count what is put, got, and sent with calls."""
-        put, get, call = ray.put, ray.get, ray_group.Call
+        put, get, call, pending = ray.put, ray.get, ray_group.Call, ray_group.PendingCall
+        last: Any = None
 
         def counted_put(value: Any, *args: Any, **options: Any) -> Any:
             self.add(value)
@@ -171,16 +169,21 @@ class Counter:
                 self.add(value)
             return values
 
-        def counted_call(*args: Any) -> Any:
-            made = call(*args)
-            self.add(made)
-            return made
+        def kept_call(*args: Any) -> Any:
+            nonlocal last
+            last = call(*args)
+            return last
 
-        ray.put, ray.get, ray_group.Call = counted_put, counted_get, counted_call  # type: ignore[assignment,misc]
+        def counted_pending(*args: Any) -> Any:
+            self.add(last)  # each rank gets the call, also where it is pickled once
+            return pending(*args)
+
+        ray.put, ray.get = counted_put, counted_get  # type: ignore[assignment]
+        ray_group.Call, ray_group.PendingCall = kept_call, counted_pending  # type: ignore[assignment,misc]
         try:
             yield
         finally:
-            ray.put, ray.get, ray_group.Call = put, get, call  # type: ignore[misc]
+            ray.put, ray.get, ray_group.Call, ray_group.PendingCall = put, get, call, pending  # type: ignore[misc]
 
 
 def write_prompts(path: Path, count: int, shortest: int = 200, longest: int = PROMPT) -> None:

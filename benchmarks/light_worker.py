@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import os
+import pickle
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,22 +50,14 @@ class LightShell:
         return self._record(self._process_roles, "__init__", time.time(), {})
 
     @ray.method(num_returns=2)
-    def execute(
-        self,
-        role: str,
-        method: str,
-        tag: Mapping[str, object],
-        rows: int,
-        seconds: float,
-        widths: tuple[int, int],
-        refs: object,
-    ) -> tuple[object, Recipe]:
-        """Sleep, then answer for so many rows; `refs` are the arguments, which nobody reads."""
-        del refs
+    def execute(self, packed: bytes, told: bytes, refs: object) -> tuple[object, Recipe]:
+        """Sleep, then answer for so many rows; the call itself and `refs`, its arguments, are read by nobody."""
+        del packed, refs
+        role, method, tag, rows, seconds, widths = pickle.loads(told)
         start = time.time()
         time.sleep(seconds)
         answer = Recipe("benchmarks.scale", "answer", method, self._parts(role, method, rows, widths))
-        return answer, self._record(role, method, start, dict(tag))
+        return answer, self._record(role, method, start, tag)
 
     def _parts(self, role: str, method: str, rows: int, widths: tuple[int, int]) -> dict[str, Any]:
         """Lengths of the responses, and references to what stands for the pieces of each column that stays."""

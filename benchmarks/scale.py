@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -100,17 +101,22 @@ class LightActor:
             return self._handle.prepare.remote(None, None)
         if name == "setup":
             return self._handle.setup.remote(args[0].pool_name)
-        call, *refs = args
-        rows = ROWS
-        if call.method == "compute_reward":
-            rows = ROWS * self._world_size // REWARD_WORKERS
-        elif call.method == "compute_log_prob":  # the rows that are checked
-            rows = ROWS // 32
-        seconds = SECONDS.get(call.method, 0.0)
-        # References inside of a list: the worker does not read what they name.
-        return self._handle.execute.remote(
-            call.role, call.method, call.tag, rows, seconds, (PROMPT, RESPONSE), list(refs)
-        )
+        packed, *refs = args
+        # As in a real call: bytes that are the same for all ranks. References inside of a list: the worker does not
+        # read what they name.
+        return self._handle.execute.remote(packed, _told(packed, self._world_size), list(refs))
+
+
+@lru_cache(maxsize=16)
+def _told(packed: bytes, world_size: int) -> bytes:
+    """What a LightShell must know of a call, which is of classes that it does not import."""
+    call = pickle.loads(packed)
+    rows = ROWS
+    if call.method == "compute_reward":
+        rows = ROWS * world_size // REWARD_WORKERS
+    elif call.method == "compute_log_prob":  # the rows that are checked
+        rows = ROWS // 32
+    return pickle.dumps((call.role, call.method, call.tag, rows, SECONDS.get(call.method, 0.0), (PROMPT, RESPONSE)))
 
 
 class _Remote:
@@ -125,7 +131,7 @@ def use_light_workers(workers: int) -> None:
     """Let all worker groups of this process have light processes."""
     real_process, real_kill = ray_group.Process, ray.kill
     ray_group.WorkerShell = LightShell  # type: ignore[assignment,misc]
-    ray_group.Process = lambda actor, *args: real_process(LightActor(actor, workers), *args)  # type: ignore[assignment,misc]
+    ray_group.Process = lambda actor, *args, **more: real_process(LightActor(actor, workers), *args, **more)  # type: ignore[assignment,misc]
     ray.kill = lambda actor, **options: real_kill(getattr(actor, "_handle", actor), **options)  # type: ignore[assignment]
 
 

@@ -83,6 +83,7 @@ def main(output, overrides):
             "reward-model",
             f"data.train_files={output}/rm/train.parquet",
             f"data.val_files={output}/rm/test.parquet",
+            "data.max_length=128",
             f"model.path={output}/base",
             f"trainer.default_local_dir={output}/reward_model",
             "optim.lr=3e-3",

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from paceline.agents.choice_reader import ChoiceReader
 from paceline.agents.conversation import Conversation
 from paceline.agents.loops import AgentContext, AgentLoop, AgentRequest, Choices, Generate
-from paceline.agents.openai_messages import Asked, BadRequestError, Choice, KnownMessage, known_message
+from paceline.agents.openai_messages import BadRequestError, Choice, KnownMessage, WantedCompletion, known_message
 from paceline.agents.openai_server import OpenAIServer
 from paceline.agents.parsers import ToolFormat
 from paceline.agents.template import ChatTemplate
@@ -54,7 +54,7 @@ class ServedProgram:
     def tool_format(self) -> ToolFormat:
         return self.request.context.tool_format
 
-    async def answer(self, asked: Asked, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
+    async def answer(self, asked: WantedCompletion, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
         """One more turn of the model, or several to choose from, and how many tokens they were sampled after."""
         async with self.lock:
             conversation = self.conversation
@@ -75,7 +75,7 @@ class ServedProgram:
             self.said = [known_message(choice.message) for choice in choices]
             return choices, prompt_tokens
 
-    def _continue(self, asked: Asked) -> bool:
+    def _continue(self, asked: WantedCompletion) -> bool:
         """Bring the conversation to where the program has it; False if it may not go on."""
         if self.shown is not None and asked.tools == list(self.conversation.tools):
             if asked.known == self.shown and not self.said:  # it asks again, after it had hung up

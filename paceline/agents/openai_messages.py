@@ -31,7 +31,7 @@ class BusyError(PacelineError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class WantedCompletion:
     """A request, checked."""
 
     is_chat: bool
@@ -56,7 +56,7 @@ class Asked:
     model: str = ""
 
 
-def read_request(body: object, *, is_chat: bool) -> Asked:
+def read_request(body: object, *, is_chat: bool) -> WantedCompletion:
     """What a body asks for; a BadRequestError for what can't be given."""
     if not isinstance(body, dict):
         raise BadRequestError("the request must be an object")
@@ -76,7 +76,7 @@ def read_request(body: object, *, is_chat: bool) -> Asked:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise BadRequestError("`tools` must be a list of objects")
     stream_options = body.get("stream_options")
-    return Asked(
+    return WantedCompletion(
         is_chat,
         messages=read_messages(body) if is_chat else [],
         known=[known_message(message) for message in body["messages"]] if is_chat else [],
@@ -216,7 +216,7 @@ class Bodies:
 
     id: str
     created: int
-    asked: Asked
+    asked: WantedCompletion
 
     def whole(self, choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
         """All at once."""

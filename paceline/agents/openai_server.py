@@ -17,11 +17,11 @@ from aiohttp import web
 
 from paceline.agents.choice_reader import ChoiceReader
 from paceline.agents.openai_messages import (
-    Asked,
     BadRequestError,
     Bodies,
     BusyError,
     Choice,
+    WantedCompletion,
     read_request,
 )
 from paceline.agents.parsers import ToolFormat
@@ -45,7 +45,7 @@ class Answering(Protocol):
     @property
     def tool_format(self) -> ToolFormat: ...
 
-    async def answer(self, asked: Asked, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
+    async def answer(self, asked: WantedCompletion, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
         """The answers, each read by its reader while it is sampled, and how many tokens they were sampled after."""
         ...
 
@@ -99,7 +99,9 @@ class OpenAIServer:
         except PacelineError as error:
             return _refusal(500, f"{type(error).__name__}: {error}")
 
-    async def _answered(self, request: web.Request, answering: Answering, asked: Asked) -> web.StreamResponse:
+    async def _answered(
+        self, request: web.Request, answering: Answering, asked: WantedCompletion
+    ) -> web.StreamResponse:
         news = asyncio.Event()
         opening = answering.tool_format.opening if asked.tools else None
         readers = [

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.agents.choice_reader import ChoiceReader
 from paceline.agents.conversation import Sampled
 from paceline.agents.link import EngineLink
-from paceline.agents.openai_messages import Asked, BadRequestError, BusyError, Choice
+from paceline.agents.openai_messages import BadRequestError, BusyError, Choice, WantedCompletion
 from paceline.agents.parsers import ToolFormat
 from paceline.agents.template import ChatTemplate
 from paceline.agents.wire import Wanted
@@ -48,7 +48,7 @@ class ServedModel:
         self._numbers = itertools.count()
         self._num_open = 0
 
-    async def answer(self, asked: Asked, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
+    async def answer(self, asked: WantedCompletion, readers: Sequence[ChoiceReader]) -> tuple[list[Choice], int]:
         """The answers, and how many tokens they were sampled after."""
         prompt_ids = self._prompt(asked)
         if self._num_open + asked.n > self._limits.answers:
@@ -69,7 +69,7 @@ class ServedModel:
         finally:
             self._num_open -= asked.n
 
-    def _prompt(self, asked: Asked) -> list[int]:
+    def _prompt(self, asked: WantedCompletion) -> list[int]:
         text = self.template.render(asked.messages, asked.tools) if asked.is_chat else asked.prompt
         prompt_ids = self.template.encode(text)
         most = self._limits.context_tokens - (asked.max_tokens or 1)
@@ -80,7 +80,7 @@ class ServedModel:
             )
         return prompt_ids
 
-    def _wanted(self, asked: Asked, prompt_ids: list[int], request: int, place: int) -> Wanted:
+    def _wanted(self, asked: WantedCompletion, prompt_ids: list[int], request: int, place: int) -> Wanted:
         limits = self._limits
         temperature = limits.temperature if asked.temperature is None else asked.temperature
         top_p = limits.top_p if asked.top_p is None else asked.top_p
@@ -102,7 +102,7 @@ class ServedModel:
             is_watched=True,
         )
 
-    def _choice(self, asked: Asked, reader: ChoiceReader, sampled: Sampled, name: str) -> Choice:
+    def _choice(self, asked: WantedCompletion, reader: ChoiceReader, sampled: Sampled, name: str) -> Choice:
         last = (sampled.token_ids[-1], sampled.log_probs[-1]) if sampled.finished_by_eos else None
         reader.end(last=last)
         calls = self.tool_format.calls(reader.text) if asked.tools else []

@@ -31,8 +31,8 @@ class StoredRows(ABC):
 
     @classmethod
     @abstractmethod
-    def fetch(cls, stored: Sequence[Self]) -> list[Tensor]:
-        """The tensors, all at once. They may be memory that others read too."""
+    def fetch(cls, wanted: Sequence[tuple[Self, np.ndarray]]) -> list[Tensor]:
+        """These rows of each, all at once. They may be memory that others read too."""
 
 
 Source: TypeAlias = Tensor | Stretches | StoredRows
@@ -163,7 +163,7 @@ class HeldColumn:
                 count = len(source)
             else:
                 chosen, rows = np.unique(rows, return_inverse=True)
-                source = _rows_of(source, chosen)
+                source = rows_of(source, chosen)
                 sent = Sent(source) if isinstance(source, Tensor) else source
                 count = len(chosen)
             sources.append(sent)
@@ -181,16 +181,16 @@ class HeldColumn:
         for number, places in zip(numbers.tolist(), np.split(order, firsts[1:]), strict=bool(len(numbers))):
             yield self.sources[number], places, self.index[places] - starts[number]
 
-    def _fill(self, fetched: Mapping[int, Tensor]) -> None:
-        """Put the tensor together; `fetched` has the stored sources by their identity."""
+    def _fill(self, fetched: Mapping[type[StoredRows], Iterator[Tensor]]) -> None:
+        """Put the tensor together; `fetched` has next what its stored sources gave."""
         if self._part_of is not None:
             whole, chosen = self._part_of
             self._keep(whole[chosen])
             return
         parts = []
         for source, places, rows in self._by_source():
-            here = fetched[id(source)] if isinstance(source, StoredRows) else source
-            parts.append((places, _rows_of(here, rows)))
+            part = next(fetched[type(source)]) if isinstance(source, StoredRows) else rows_of(source, rows)
+            parts.append((places, part))
         tensors = [part if isinstance(part, Tensor) else part.unpack() for _, part in parts]
         if len(parts) == 1:
             self._keep(tensors[0])
@@ -211,19 +211,17 @@ class HeldColumn:
 def fetch_all(columns: Iterable[HeldColumn]) -> None:
     """Have the tensors of all these columns here, fetched together."""
     unread = [column for column in columns if column._tensor is None]
-    wanted: dict[type[StoredRows], dict[int, StoredRows]] = {}
+    wanted: dict[type[StoredRows], list[tuple[StoredRows, np.ndarray]]] = {}
     for column in unread:
-        for source, *_ in column._by_source() if column._part_of is None else ():
+        for source, _, rows in column._by_source() if column._part_of is None else ():
             if isinstance(source, StoredRows):
-                wanted.setdefault(type(source), {})[id(source)] = source
-    fetched: dict[int, Tensor] = {}
-    for kind, stored in wanted.items():
-        fetched |= zip(stored, kind.fetch(list(stored.values())), strict=True)
+                wanted.setdefault(type(source), []).append((source, rows))
+    fetched = {kind: iter(kind.fetch(stored)) for kind, stored in wanted.items()}
     for column in unread:
         column._fill(fetched)
 
 
-def _rows_of(source: Tensor | Stretches, rows: np.ndarray) -> Tensor | Stretches:
+def rows_of(source: Tensor | Stretches, rows: np.ndarray) -> Tensor | Stretches:
     """These rows; the source itself, or a view of it, where they are consecutive."""
     if len(rows) and rows[-1] - rows[0] == len(rows) - 1 and np.array_equal(rows, np.arange(rows[0], rows[-1] + 1)):
         if len(rows) == len(source):

@@ -39,11 +39,10 @@ def preflight(cfg: PPOConfig, *, reads_data: bool = True) -> None:
     """Raise all that would end the run later. `reads_data` is False if the run's data and rewards are a user's own."""
     from paceline.data.tokenizer import load_tokenizer
 
-    problems: list[PacelineError] = []
-    for text in [*login_problems(cfg), *hub_problems(_named_models(cfg)), *_image_problems(cfg)]:
-        problems.append(ConfigError(text))
-    if problems:  # without the model there is no tokenizer
-        raise together(problems)
+    problems: list[PacelineError] = list(map(ConfigError, login_problems(cfg)))
+    unread = [*hub_problems(_named_models(cfg)), *_image_problems(cfg)]
+    if unread:  # without the model there is no tokenizer
+        raise together([*problems, *map(ConfigError, unread)])
     problems += map(ConfigError, _position_problems(cfg))
     model = cfg.actor_rollout_ref.model
     try:

@@ -117,9 +117,9 @@ def look_at_texts(cfg: SupervisedConfig) -> None:
     model = cfg.model
     named = {"model.path": str(model.path)}
     asked = named if model.tokenizer_path is None else {**named, "model.tokenizer_path": model.tokenizer_path}
-    problems: list[PacelineError] = [ConfigError(text) for text in [*login_problems(cfg), *hub_problems(asked)]]
-    if problems:  # without the model there is no tokenizer
-        raise together(problems)
+    problems: list[PacelineError] = list(map(ConfigError, login_problems(cfg)))
+    if unread := list(map(ConfigError, hub_problems(asked))):  # without the model there is no tokenizer
+        raise together([*problems, *unread])
     limit = model.max_position_embeddings or max_positions(config_of(str(model.path)))
     if limit is not None and cfg.data.max_length > limit:
         problems.append(

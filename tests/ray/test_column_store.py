@@ -90,8 +90,8 @@ def fetched(monkeypatch) -> list[int]:
     found: list[int] = []
     real = ObjectRows.fetch.__func__
 
-    def fetch(cls, stored):
-        tensors = real(cls, stored)
+    def fetch(cls, wanted):
+        tensors = real(cls, wanted)
         found.extend(tensor.nbytes for tensor in tensors)
         return tensors
 

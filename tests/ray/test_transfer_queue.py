@@ -3,6 +3,7 @@ test-transfer-queue` has the package."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,7 @@ def rows(count: int) -> DataProto:
     return DataProto.from_dict({"row": torch.arange(count)})
 
 
-def test_columns_of_every_kind_come_back_and_steps_that_are_over_are_cleared(group) -> None:
+def test_columns_of_every_kind_come_back_and_steps_that_are_over_are_cleared(group, monkeypatch) -> None:
     group.column_store = None
     plain = group.make(rows(9))
     store = QueueStore("mine", min_bytes=0)
@@ -110,6 +111,14 @@ def test_columns_of_every_kind_come_back_and_steps_that_are_over_are_cleared(gro
         assert torch.equal(made.batch[name], column), name
         assert torch.equal(passed.batch[name], column[order]), name
     call_tag.reset(token)
+
+    asked: list[str] = []
+    real = importlib.import_module(PACKAGE).kv_batch_get
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{PACKAGE}.kv_batch_get", lambda keys, **more: asked.extend(keys) or real(keys=keys, **more))
+        few = group.make(rows(9))[torch.tensor([8, 2, 8])]
+        assert torch.equal(few.batch["deep"], plain.batch["deep"][[8, 2, 8]])
+    assert len(asked) == 2  # no rows but these
 
     unread = group.make(rows(9))  # of step 0
     store.step_closed(1)

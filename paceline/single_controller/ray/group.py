@@ -188,7 +188,7 @@ class WorkerProcesses:
             for rank, actor_options in enumerate(options):
                 key = f"{self._heartbeat_prefix}/{rank}"
                 actor = ray.remote(WorkerShell).options(**actor_options, **environment).remote(self.title, rank, key)
-                self.processes.append(Process(actor, rank, key, heartbeat_timeout_seconds))
+                self.processes.append(Process(actor, rank, key, heartbeat_timeout_seconds, is_starting=True))
         except BaseException:
             self.shutdown()
             raise
@@ -222,6 +222,8 @@ class WorkerProcesses:
             neighbours = self.pool.workers_beside(process.rank)
             arguments.append((context, self.pool.threads_per_worker, neighbours, specs))
         self._ask("setup", arguments)
+        for process in self.processes:
+            process.is_starting = False
 
     def _ask(self, method: str, arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         """Call a method of the shells themselves; a failure is one of the workers' construction."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Self, cast
 
+import numpy as np
 import ray
 from ray.exceptions import RayError
 from torch import Tensor
 
 from paceline.errors import WorkerError
-from paceline.protocol.held import StoredRows
+from paceline.protocol.held import StoredRows, rows_of
 from paceline.protocol.transport import Sent
 from paceline.single_controller.ray.column_store import Maker
 from paceline.single_controller.ray.watch import watch
@@ -36,12 +37,14 @@ class ObjectRows(StoredRows):
         return ObjectRows, (self.ref, self.rows, self.maker)
 
     @classmethod
-    def fetch(cls, stored: Sequence[Self]) -> list[Tensor]:
+    def fetch(cls, wanted: Sequence[tuple[Self, np.ndarray]]) -> list[Tensor]:
+        refs = list(dict.fromkeys(one.ref for one, _ in wanted))
         try:
-            return ray.get([one.ref for one in stored])
+            whole = dict(zip(refs, ray.get(refs), strict=True))
         except RayError:
             watch.raise_failure()  # of a call that may be the cause
-            raise _find_lost(stored) from None
+            raise _find_lost([one for one, _ in wanted]) from None
+        return [cast(Tensor, rows_of(whole[one.ref], rows)) for one, rows in wanted]
 
 
 def _find_lost(stored: Sequence[ObjectRows]) -> WorkerError:

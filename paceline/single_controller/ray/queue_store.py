@@ -11,8 +11,10 @@ import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self, cast
 
+import numpy as np
 import ray
 import torch
 from omegaconf import OmegaConf
@@ -20,7 +22,7 @@ from ray.exceptions import RayError
 from torch import Tensor
 
 from paceline.errors import ResourceError
-from paceline.protocol.held import StoredRows, tensordict_of
+from paceline.protocol.held import StoredRows, rows_of, tensordict_of
 from paceline.single_controller.base.calls import call_tag
 from paceline.single_controller.ray.column_store import SMALLEST_BYTES, ColumnStore, Maker
 
@@ -65,37 +67,37 @@ class QueueRows(StoredRows):
         about = (self.partition, self.column, self.first, self.rows, self.dtype, self.row_shape, self.maker)
         return QueueRows, about
 
-    @property
-    def keys(self) -> list[str]:
-        return [_key(self.column, row) for row in range(self.first, self.first + self.rows)]
+    def keys(self, rows: np.ndarray) -> list[str]:
+        return [_key(self.column, self.first + row) for row in rows.tolist()]
 
     @classmethod
-    def fetch(cls, stored: Sequence[Self]) -> list[Tensor]:
+    def fetch(cls, wanted: Sequence[tuple[Self, np.ndarray]]) -> list[Tensor]:
         alike: dict[object, list[int]] = {}
-        for place, one in enumerate(stored):
+        for place, (one, _) in enumerate(wanted):
             alike.setdefault((one.partition, one.dtype, one.row_shape), []).append(place)
         found: dict[int, Tensor] = {}
         for places in alike.values():
-            found |= zip(places, _fetch_alike([stored[place] for place in places]), strict=True)
-        return [found[place] for place in range(len(stored))]
+            found |= zip(places, _fetch_alike([wanted[place] for place in places]), strict=True)
+        return [found[place] for place in range(len(wanted))]
 
 
 def _key(column: str, row: int) -> str:
     return f"{column}/{row}"
 
 
-def _fetch_alike(stored: Sequence[QueueRows]) -> list[Tensor]:
-    """Rows of one partition, dtype and shape, in one request."""
-    first = stored[0]
-    keys = [key for one in stored for key in one.keys]
+def _fetch_alike(wanted: Sequence[tuple[QueueRows, np.ndarray]]) -> list[Tensor]:
+    """Rows of one partition, dtype and shape, in one request that names each once."""
+    first, _ = wanted[0]
+    keys = [one.keys(rows) for one, rows in wanted]
+    places = {key: place for place, key in enumerate(dict.fromkeys(chain(*keys)))}
     try:
-        rows = _queue().kv_batch_get(keys=keys, partition_id=first.partition, select_fields=[FIELD])[FIELD]
+        rows = _queue().kv_batch_get(keys=list(places), partition_id=first.partition, select_fields=[FIELD])[FIELD]
     except Exception as error:  # it is told by many kinds of them
         raise first.maker.lost(f"TransferQueue has no such rows: {type(error).__name__}: {error}") from error
     # Rows of equal length may come as a nested tensor.
     flat = torch.cat([row.reshape(1, -1) for row in rows.unbind()])
-    whole = flat.view(first.dtype).view(len(keys), *first.row_shape)
-    return list(whole.split([len(one) for one in stored]))
+    whole = flat.view(first.dtype).view(len(places), *first.row_shape)
+    return [cast(Tensor, rows_of(whole, np.array([places[key] for key in own]))) for own in keys]
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,10 @@ class QueueSession:
         """Clear what is this run's. The queue ends with the run that started it, unless others have rows in it."""
         try:
             self.store.close()
-            others = _queue().kv_list()
+            others = [name for name, rows in _queue().kv_list().items() if rows]  # those that were cleared stay named
         except Exception as error:  # its processes may be what failed
             logger.warning("TransferQueue could not be cleared: %s", error)
-            others = {}
+            others = []
         if not self._is_ours:
             return
         if others:

@@ -36,7 +36,8 @@ MEANWHILE_SECONDS = 0.1
 """How often what is done while the driver waits is done."""
 REPORT_SECONDS = 30.0
 STARTUP_SECONDS = 300.0
-"""How long a process may take to its first heartbeat: it has to start Python and import what the worker needs."""
+"""How long a process may be silent while it starts: Python, and the libraries of its workers, whose loading holds up
+the thread of heartbeats, too."""
 RECORDS_SECONDS = 45.0
 """How long Ray's records may leave a question open. After a minute Ray ends every process that can't reach them."""
 SETTLE_SECONDS = 1.5
@@ -52,6 +53,8 @@ class Process:
     rank: int
     heartbeat_key: str
     heartbeat_timeout_seconds: float
+    is_starting: bool = False
+    """Whether its workers are still being constructed."""
     location: Place | None = None
     last_beat: Beat | None = None
     last_change: float = field(default_factory=time.monotonic)
@@ -64,7 +67,9 @@ class Process:
         now = time.monotonic()
         if beat != self.last_beat:
             self.last_beat, self.last_change = beat, now
-        limit = self.heartbeat_timeout_seconds if beat else max(STARTUP_SECONDS, self.heartbeat_timeout_seconds)
+        limit = self.heartbeat_timeout_seconds
+        if self.is_starting or not beat:
+            limit = max(STARTUP_SECONDS, limit)
         silent = now - self.last_change
         return silent if silent > limit else None
 

@@ -112,10 +112,10 @@ class ModelSize:
 def read_model_size(model: ModelConfig) -> ModelSize | None:
     """The size of a model in a folder; None for a hub id and for weights that are no safetensors."""
     folder = Path(str(model.path)).expanduser()
-    if not (folder / MODEL_FILE).is_file():
-        return None
     shapes: dict[str, tuple[int, ...]] = {}
     try:
+        if not (folder / MODEL_FILE).is_file():
+            return None
         for file in sorted(folder.glob("*.safetensors")):
             with file.open("rb") as stream:
                 length = int.from_bytes(stream.read(8), "little")

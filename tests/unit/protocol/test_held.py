@@ -23,6 +23,7 @@ class Shelf(StoredRows):
 
     tensors: ClassVar[dict[int, torch.Tensor]] = {}
     fetched: ClassVar[list[int]] = []
+    asked: ClassVar[list[int]] = []
 
     def __init__(self, number: int, rows: int) -> None:
         self.number, self.rows = number, rows
@@ -34,15 +35,17 @@ class Shelf(StoredRows):
         return Shelf, (self.number, self.rows)
 
     @classmethod
-    def fetch(cls, stored: Sequence[Shelf]) -> list[torch.Tensor]:
-        cls.fetched += [one.number for one in stored]
-        return [cls.tensors[one.number] for one in stored]
+    def fetch(cls, wanted: Sequence[tuple[Shelf, np.ndarray]]) -> list[torch.Tensor]:
+        cls.fetched += [one.number for one, _ in wanted]
+        cls.asked += [row for _, rows in wanted for row in rows.tolist()]
+        return [cls.tensors[one.number][torch.from_numpy(rows)] for one, rows in wanted]
 
 
 @pytest.fixture(autouse=True)
 def empty_shelf() -> None:
     Shelf.tensors.clear()
     Shelf.fetched.clear()
+    Shelf.asked.clear()
 
 
 def keep(tensors: list[torch.Tensor]) -> list[Shelf]:
@@ -124,11 +127,12 @@ def test_choosing_ordering_joining_and_sending_fetches_nothing():
     assert Shelf.fetched == []
 
 
-def test_only_the_pieces_that_have_the_rows_are_fetched_and_once():
+def test_only_the_pieces_that_have_the_rows_are_asked_for_these_rows_and_once():
     _, held = make(12, pieces=4)
     part = held[7:9]
     assert part.batch["x"] is part.batch["x"]
     assert Shelf.fetched == [2]
+    assert Shelf.asked == [1, 2]
 
 
 def test_who_keeps_a_few_rows_keeps_no_other_piece():

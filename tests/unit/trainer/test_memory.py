@@ -225,3 +225,7 @@ def test_a_rollout_on_another_pool_has_its_weights_there(model: ModelConfig) -> 
     rollout = next(role for role in plan.roles if role.role == "rollout")
     assert rollout.pool == "rollout_pool"
     assert rollout.stays["weights"] == read_model_size(model).parameters() * 4
+
+
+def test_a_model_whose_path_no_file_can_have_has_no_size() -> None:
+    assert read_model_size(ModelConfig(path="x" * 5000)) is None

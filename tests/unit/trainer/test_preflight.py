@@ -183,6 +183,17 @@ def test_wandb_without_a_login_is_told(material: Path, tmp_path: Path, monkeypat
     assert not list(preflight.login_problems(cfg))
 
 
+def test_a_missing_login_hides_no_other_problem(
+    material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "NETRC", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    text = problem(material, ConfigError, trainer__logger=["wandb"], data__max_prompt_length=400_000)
+    assert "has no login for api.wandb.ai" in text
+    assert "positions" in text
+
+
 def test_a_model_of_images_is_refused_where_there_is_none_of_its_text(material: Path, tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())

@@ -60,7 +60,7 @@ class HfRollout(BatchRollout, ModelRollout):
         if images:
             pixels, grids = ImageInputs.joined(images)
             more = {"pixel_values": pixels.to(device), "image_grid_thw": grids.to(device)}
-            more["mm_token_type_ids"] = input_ids.eq(image_token).int().to(device)
+            more["mm_token_type_ids"] = input_ids.eq(int(model.config.image_token_id)).int().to(device)
         responses = model.generate(
             input_ids.to(device),
             attention_mask=(torch.arange(width) >= width - lengths[:, None]).long().to(device),

@@ -67,7 +67,7 @@ def test_what_can_not_be_imported_names_the_key_and_is_not_counted(tmp_path: Pat
             "can't be imported: ModuleNotFoundError: No module named 'nothing_of_this_name'",
         ),
         ("def", "can't be imported: SyntaxError"),
-        ("x = 1", "algorithm.adv_estimator='reward_to_go' is not known"),
+        ("x = 1", "algorithm.adv_estimator='nobodys_estimator' is not known"),
     ],
 )
 def test_a_module_that_fails_or_does_not_register_is_told_with_the_other_problems(
@@ -75,7 +75,7 @@ def test_a_module_that_fails_or_does_not_register_is_told_with_the_other_problem
 ) -> None:
     if content is not None:
         (tmp_path / "mine.py").write_text(content)
-    named = ["actor_rollout_ref.model.external_lib=mine.py", "algorithm.adv_estimator=reward_to_go"]
+    named = ["actor_rollout_ref.model.external_lib=mine.py", "algorithm.adv_estimator=nobodys_estimator"]
     done = train_command(*named, "trainer.nnodes=0", cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr

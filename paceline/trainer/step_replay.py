@@ -88,11 +88,27 @@ def chain_to(bundle: Bundle) -> list[Bundle]:
     return chain
 
 
+SHARED_BY_RANKS = ("ulysses_sequence_parallel_size", "tensor_model_parallel_size", "pipeline_model_parallel_size")
+"""Keys that one process can't follow."""
+
+
+def in_one_process(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which nothing is shared by several ranks.
+
+    >>> in_one_process({"actor": {"megatron": {"tensor_model_parallel_size": 2}}, "seed": 3})
+    {'actor': {'megatron': {'tensor_model_parallel_size': 1}}, 'seed': 3}
+    """
+    return {
+        name: 1 if name in SHARED_BY_RANKS else in_one_process(value) if isinstance(value, Mapping) else value
+        for name, value in tree.items()
+    }
+
+
 def replay_config(manifest: Mapping[str, Any], overrides: Mapping[str, Any], run_dir: Path) -> PPOConfig:
     """The configuration of the run, for one process that samples nothing."""
     from omegaconf import OmegaConf
 
-    tree = OmegaConf.create(manifest["config"])
+    tree = OmegaConf.create(in_one_process(manifest["config"]))
     for key, value in overrides.items():
         OmegaConf.update(tree, key, value)
     cfg = load_config(tree)
@@ -112,12 +128,19 @@ def replay_config(manifest: Mapping[str, Any], overrides: Mapping[str, Any], run
         record="never",
         overlap="none",
     )
-    rollout = replace(rollout, name="native", tensor_model_parallel_size=1, load_format="auto")
+    rollout = replace(
+        rollout,
+        name="native",
+        load_format="auto",
+        weight_transfer="object_store",  # a broadcast wants two calls at a time
+        agent=replace(rollout.agent, num_workers=1),
+    )
     return replace(
         cfg,
         trainer=trainer,
         distillation=replace(cfg.distillation, n_gpus_per_node=0, nnodes=0),
         actor_rollout_ref=replace(cfg.actor_rollout_ref, rollout=rollout),
+        reward_model=replace(cfg.reward_model, num_workers=1, enable_resource_pool=False),
         data=replace(cfg.data, val_files=None, sampler=type(cfg.data.sampler)()),
     )
 

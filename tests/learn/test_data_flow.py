@@ -167,12 +167,15 @@ OF_REQUESTS = ("is_finished", "request_id")
 """Columns of requests that come one by one: `tests/unit/workers/test_request_calls.py`."""
 OF_CONVERSATIONS = ("turn_scores", "conversation", "conversation_info", "agent_name")
 """Columns where agents have conversations: `tests/unit/trainer/test_conversations.py`."""
+OF_IMAGES = ("pixel_values", "image_grid_thw")
+"""Columns where prompts have images: `tests/learn/test_images.py`."""
+ELSEWHERE = OF_REQUESTS + OF_CONVERSATIONS + OF_IMAGES
 
 
 def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
     read = {(name, phase) for flow in flows for phase, columns in flow.read.items() for name in columns}
     for name, column in COLUMNS.items():
-        if name in OF_REQUESTS + OF_CONVERSATIONS:
+        if name in ELSEWHERE:
             continue
         for phase in column.consumers:
             if phase != "score" and name != "token_level_rewards":  # what passes inside of a phase of the driver
@@ -182,7 +185,7 @@ def test_every_declared_reader_gets_its_column(flows: list[Flow]) -> None:
 def test_every_column_is_written_by_its_producer(flows: list[Flow]) -> None:
     written = {(name, phase) for flow in flows for phase, columns in flow.written.items() for name in columns}
     for name, column in COLUMNS.items():
-        if name in OF_REQUESTS + OF_CONVERSATIONS:
+        if name in ELSEWHERE:
             continue
         if column.producer != "RLHFDataset":
             assert (name, column.producer) in written
